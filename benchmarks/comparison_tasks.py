@@ -123,7 +123,7 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
   """Returns a benchmark with only the tasks in training languages."""
 
   def read(root: pathlib.Path) -> list[suite.Task]:
-    return [x for x in benchmark.read(root) if seen(column.language for column in x.sides)]
+    return [x for x in benchmark.read(root) if seen(text_set.language for text_set in x.text_sets)]
 
   return dataclasses.replace(benchmark, read=read)
 
@@ -164,7 +164,7 @@ def recording(
   """Makes benchmarks of Tatoeba and NTREX add scores to `sentences`; returns others unchanged."""
 
   def score(task: suite.Task, *vectors: np.ndarray) -> list[suite.Result]:
-    if seen(column.language for column in task.sides):
+    if seen(text_set.language for text_set in task.text_sets):
       scores = np.round(_sentence_scores(task, vectors), 4).tolist()
       sentences.setdefault(benchmark.name, {})[task.name] = scores
     return task.score(*vectors)
@@ -178,7 +178,7 @@ def recording(
 
 def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndarray:
   english = languages.language("en")
-  codes = [languages.language(column.language) for column in task.sides]
+  codes = [languages.language(text_set.language) for text_set in task.text_sets]
   searches = [
     neighbors.index_NK[:, 0] == np.arange(len(neighbors.index_NK))
     for i, j in itertools.combinations(range(len(codes)), 2)

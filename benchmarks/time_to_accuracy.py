@@ -184,7 +184,7 @@ def tatoeba_accuracy(model: Any, data: pathlib.Path) -> float:
   paths = bitext_retrieval.tatoeba_files(data / "tatoeba")
   for code in LANGUAGES:
     task = bitext_retrieval.tatoeba_task(code, *paths[code])
-    vectors = [model.encode(list(texts.texts), batch_size=_BATCH) for texts in task.sides]
+    vectors = [model.encode(list(texts.texts), batch_size=_BATCH) for texts in task.text_sets]
     accuracies += [result.metrics["average"] for result in task.score(*vectors)]
   return float(np.mean(accuracies))
 

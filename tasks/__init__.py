@@ -1,6 +1,10 @@
-"""SeqIO tasks: bitext sources, preprocessors, feature converter and evaluation tasks.
+"""SeqIO tasks for training (`bitext`) and for evaluation during training (`evaluation`).
 
-Data examples, all int32: a pair of texts is {inputs [T], targets [T], input_language [1],
-target_language [1]}; a text for evaluation is {inputs [T]}. Padding is 0; language ids are the
-`index` in `vmsst.languages`. Importing a module of this package reads no data.
+Examples have these features, all int32:
+
+* training pairs: inputs [T], targets [T], input_language [1], target_language [1]
+* evaluation texts: inputs [T], input_language [1]
+
+Padding is 0. Language ids are the `index` of `vmsst.languages`. Importing a module of this package
+reads no data.
 """

@@ -1,12 +1,12 @@
 """Registers your own bitext, built datasets or the sample corpus as SeqIO mixtures.
 
-Gin files call these functions. One trains on your own files with
+Gin files call these functions. To train on your own files, write
 
     MIXTURE_OR_TASK_NAME = @bitext.files()
     bitext.files.patterns = ["/data/corpus/*.tsv.gz", "/data/moses/Europarl.de-en.de"]
     bitext.files.vocabulary = %VOCABULARY
 
-If your own module must register a name, as for T5X's `DatasetConfig.module`, that is one call:
+If a module must register a name, as for T5X's `DatasetConfig.module`, call a function there:
 
     # my_data.py: registers opus_vmsst and its tasks opus_vmsst_deu_eng ...
     bitext.opus("vmsst", vocabularies.SentencePieceVocabulary("/data/mt5.model"), "/data/tfds")
@@ -41,30 +41,30 @@ def files(
   negatives: int = 0,
   teacher: str | None = None,
 ) -> str:
-  """Returns the name of a mixture of bitext files, with one task per language pair.
+  """Registers a mixture of bitext files, with one task per language pair; returns its name.
 
-  The same arguments give the same mixture, until a file changes. Files are opened when data is
-  first read. Splits are `train` and, with `validation_patterns`, `validation`.
+  The same arguments and files give the same name. Files are opened when data is first read. The
+  splits are `train` and, with `validation_patterns`, `validation`.
 
   Args:
-    patterns: Files or shell patterns: Moses pairs, TSV, TMX, JSONL, each plain or `.gz`.
-    vocabulary: Tokenizes both sides.
-    root: Folder for relative patterns; "": the current one.
-    languages: Codes of the source and the target side of every file; None reads them from each
-      file name (`deu-eng.tsv.gz`, `Europarl.de-en.de`).
+    patterns: Files or shell patterns: Moses pairs, TSV, TMX or JSONL, plain or gzipped.
+    vocabulary: Tokenizes sources and targets.
+    root: Folder for relative patterns (default: the current folder).
+    languages: Codes of the source and the target language of all files (default: from each file
+      name, such as `deu-eng.tsv.gz` or `Europarl.de-en.de`).
     validation_patterns: Files of the validation split.
-    weighting: How often each language pair is sampled: "proportional" to its number of pairs n,
-      "uniform", or "temperature": n ** (1 / temperature).
-    temperature: 1 is proportional, infinity uniform.
-    max_length: Pairs with a side of more tokens are dropped; None: no limit. Shorter sides are cut
-      to TASK_FEATURE_LENGTHS, as in any task.
-    negatives: Number K of hard negatives of each pair, in TSV files of `vmsst data mine-negatives`:
-      the feature `negatives`, int32 [K, T], in which a missing text is all 0.
-    teacher: Folder with the vectors of all files, from `vmsst data embed`: the features
+    weighting: Sampling weight of a language pair with n examples: "proportional" to n, "uniform",
+      or "temperature": n ** (1 / temperature).
+    temperature: Temperature of the weights; 1 is proportional, infinity is uniform.
+    max_length: Maximum tokens per text, or None. Pairs with a longer text are dropped. Other texts
+      are truncated to TASK_FEATURE_LENGTHS, as in all tasks.
+    negatives: Number K of hard negatives per pair, in TSV files from `vmsst data mine-negatives`.
+      They become the feature `negatives`, int32 [K, T]; missing texts are all 0.
+    teacher: Folder with the vectors of all files, from `vmsst data embed`. They become the features
       `teacher_inputs` and `teacher_targets`, float32 [S].
 
   Raises:
-    InputError: a pattern matches nothing, or a file name does not show format or languages.
+    InputError: a pattern matches no file, or a file name does not show format or languages.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
   errors.as_integer("negatives", negatives, minimum=0)
@@ -73,7 +73,7 @@ def files(
     by_split["validation"] = readers.find_bitext(_below(root, validation_patterns), languages)
   (teacher,) = _below(root, teacher) if teacher else [None]
   bitexts = [bitext for bitexts in by_split.values() for bitext in bitexts]
-  of_rows = seqio_tasks.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
+  features = seqio_tasks.pair_features(vocabulary, negatives=negatives, teacher=bool(teacher))
   paths = [path for bitext in bitexts for path in bitext.paths]
   if teacher:
     paths += [tables.vectors_path(teacher, bitext) for bitext in bitexts]
@@ -96,7 +96,7 @@ def files(
         _open, label, files, pair, negatives, teacher
       )
   sources = {pair: seqio_tasks.TableSource(tables) for pair, tables in splits.items()}
-  return seqio_tasks.add(name, sources, of_rows, vocabulary, max_length, power)
+  return seqio_tasks.add(name, sources, features, vocabulary, max_length, power)
 
 
 def _open(
@@ -106,7 +106,7 @@ def _open(
   negatives: int = 0,
   teacher: str | None = None,
 ) -> tables.Table:
-  """Returns the table of the files or rows of a language pair; scores do not count."""
+  """Returns the table of a language pair; raises InputError if the pairs have scores."""
   codes = (readers.language_code(pair[0]), readers.language_code(pair[1]))
   settings = training_sets.TrainingSet(data, languages=codes, negatives=negatives)
   opened = training_sets.open_set(name, settings)
@@ -118,9 +118,9 @@ def _open(
 
 
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
-  """Returns `patterns`, the relative ones below `root`."""
-  listed = [patterns] if isinstance(patterns, str) else patterns
-  return [x if storage.is_url(x) else os.path.join(root, x) for x in listed]
+  """Returns the patterns; relative ones are joined to `root`."""
+  patterns = [patterns] if isinstance(patterns, str) else patterns
+  return [x if storage.is_url(x) else os.path.join(root, x) for x in patterns]
 
 
 def opus(
@@ -135,23 +135,22 @@ def opus(
   max_length: int | None = 512,
   teacher: str | None = None,
 ) -> str:
-  """Returns the name of a mixture of a built dataset, with one task per language pair.
+  """Registers a mixture of a built dataset, with one task per language pair; returns its name.
 
-  The name is "opus_" and the name of the config. The same arguments give the same mixture; others
-  get a number after the name. The splits are `train` and, if the dataset has it, `validation`.
+  The name is `opus_CONFIG`; mixtures with different arguments get a number after it. The splits are
+  `train` and, if the dataset has it, `validation`.
 
   Args:
     config: Name of the recipe of the dataset.
-    vocabulary: Tokenizes both sides.
-    data_dir: The output folder of `vmsst data build`. None: the default of TFDS, $TFDS_DATA_DIR or
-      ~/tensorflow_datasets; `t5x --tfds_data_dir` has precedence over both.
-    languages: Codes of the languages to use; None: all of the dataset.
-    pivots: Codes of languages; pairs without one of them are not used. None: all pairs.
-    weighting: How often each language pair is sampled, as in `files`.
-    temperature: As in `files`.
-    max_length: Pairs with a side of more tokens are dropped; None: no limit.
-    teacher: Folder with the vectors of all files of the dataset, from `vmsst data embed`: the
-      features `teacher_inputs` and `teacher_targets`, float32 [S].
+    vocabulary: Tokenizes sources and targets.
+    data_dir: Output folder of `vmsst data build` (default: $TFDS_DATA_DIR, or else
+      ~/tensorflow_datasets). The flag `t5x --tfds_data_dir` overrides this.
+    languages: Codes of the languages to use (default: all languages of the dataset).
+    pivots: Language codes; every language pair must contain one of them (default: all pairs).
+    weighting: See `files`.
+    temperature: See `files`.
+    max_length: Maximum tokens per text, or None. Pairs with a longer text are dropped.
+    teacher: Folder with the vectors of the dataset's files, from `vmsst data embed`; see `files`.
 
   Raises:
     InputError: the dataset does not exist, or it has no pair of these languages.
@@ -178,11 +177,11 @@ def opus(
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """The files of a language pair's split.
+  """A split of one language pair.
 
   Attributes:
     files: The files.
-    counts: Number of pairs in each.
+    counts: Number of pairs in each file.
   """
 
   files: Sequence[readers.BitextFile]
@@ -190,18 +189,18 @@ class Split:
 
 
 def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
-  """Returns the mixture's name, and the folder of the dataset's last version.
+  """Returns the name of the mixture, and the folder of the dataset's latest version.
 
   Args:
     config: Name of the recipe of the dataset.
     data_dir: See `opus`.
 
   Raises:
-    InputError: there is no such dataset.
+    InputError: the dataset does not exist.
   """
-  # The folder that seqio would read, with `t5x --tfds_data_dir` if given.
-  chosen = seqio.utils.LazyTfdsLoader(f"opus_bitext/{config}:1.0.0", data_dir=data_dir).data_dir
-  root = epath.Path(chosen or tfds.core.constants.DATA_DIR).expanduser()
+  # SeqIO's loader applies the flag `t5x --tfds_data_dir`.
+  loader = seqio.utils.LazyTfdsLoader(f"opus_bitext/{config}:1.0.0", data_dir=data_dir)
+  root = epath.Path(loader.data_dir or tfds.core.constants.DATA_DIR).expanduser()
   folder = root / "opus_bitext" / config
   versions = tfds.core.utils.version.list_all_versions(folder)
   if not versions:
@@ -216,12 +215,12 @@ def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
 def language_pairs(
   folder: epath.Path, languages: Sequence[str] | None, pivots: Sequence[str] | None
 ) -> dict[tuple[Language, Language], dict[str, Split]]:
-  """Returns, by language pair, its splits by their names in SeqIO.
+  """Returns the splits of each language pair, by name.
 
   Args:
     folder: Folder of the dataset.
-    languages: Codes of the languages to use; None: all.
-    pivots: Codes of languages; pairs without one of them are left out. None: all pairs.
+    languages: See `opus`.
+    pivots: See `opus`.
 
   Raises:
     InputError: the dataset has no pair of these languages.
@@ -245,8 +244,7 @@ def language_pairs(
       pairs.setdefault((pair[0], pair[1]), {})[split] = Split(files, counts)
   if not pairs:
     raise errors.InputError(
-      f"{folder} has no language pair of these languages; choose among "
-      f"{', '.join(sorted(info.splits))}"
+      f"{folder} has no pair of these languages; choose among {', '.join(sorted(info.splits))}"
     )
   return pairs
 
@@ -254,15 +252,15 @@ def language_pairs(
 def validation_pairs(
   folder: epath.Path, splits: Mapping[tuple[Language, Language], Mapping[str, Split]], corpus: str
 ) -> dict[tuple[Language, Language], list[tuple[str, str]]]:
-  """Returns the validation pairs of a corpus, by language pair, without those that have none.
+  """Returns the validation pairs of one corpus, for each language pair that has any.
 
   Args:
     folder: Folder of the dataset, for messages.
-    splits: Its splits, from `language_pairs`.
+    splits: Splits of the dataset, from `language_pairs`.
     corpus: Name of the corpus in OPUS.
 
   Raises:
-    InputError: no language pair is left, or a file is damaged.
+    InputError: the corpus has no validation pairs, or a file is damaged.
   """
   pairs: dict[tuple[Language, Language], list[tuple[str, str]]] = {}
   present = set()
@@ -291,13 +289,13 @@ def sample(
   num_meanings: int | None = None,
   max_length: int | None = 512,
 ) -> str:
-  """Returns the name of a mixture of the package's sample corpus, each language to English.
+  """Registers a mixture of the sample corpus, pairs with English; returns its name.
 
   Args:
-    vocabulary: Tokenizes both sides.
-    languages: Codes of the languages other than English; None: all of the corpus.
-    num_meanings: Number of meanings of each split; None: all.
-    max_length: Pairs with a side of more tokens are dropped.
+    vocabulary: Tokenizes sources and targets.
+    languages: Language codes, without English (default: all languages of the corpus).
+    num_meanings: Number of sentences per language and split (default: all).
+    max_length: Maximum tokens per text, or None. Pairs with a longer text are dropped.
   """
   from vmsst.data import sample as corpus
 
@@ -322,5 +320,5 @@ def sample(
     )
     for pair in ((language, english) for language in codes)
   }
-  of_rows = seqio_tasks.pair_features(vocabulary)
-  return seqio_tasks.add(name, sources, of_rows, vocabulary, max_length, power=1.0)
+  features = seqio_tasks.pair_features(vocabulary)
+  return seqio_tasks.add(name, sources, features, vocabulary, max_length, power=1.0)

@@ -1,8 +1,9 @@
-"""SeqIO evaluation tasks: one text per row, embedded by the model and scored together.
+"""SeqIO tasks for evaluation during training.
 
-The texts of several `vmsst.evaluation.suite.Task` are rows {inputs [T]} for the model, with `row`,
-their number in the order of the tasks and sides. `VectorMetric` computes metrics from these numbers
-and the embeddings of all rows, [N, D]. Metrics use NumPy only and are times 100.
+A SeqIO task has the texts of one or several `vmsst.evaluation.suite.Task`, one text per example.
+The model embeds each text, and `VectorMetric` computes the metrics, times 100, from all vectors
+[N, D]. The feature `row` is the position of a text in the tasks, because evaluators do not keep the
+order.
 """
 
 import functools
@@ -28,9 +29,9 @@ from vmsst.languages import Language, language
 from vmsst.tasks import bitext
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
-"""Benchmarks that are small enough to be evaluated during training; `questions` with a sample."""
+"""Benchmarks that are small enough for evaluation during training; `questions` uses a sample."""
 ROW = "row"
-"""The feature with the number of a text."""
+"""Name of the feature with the position of a text."""
 
 
 def tatoeba(
@@ -40,18 +41,20 @@ def tatoeba(
   languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Returns the name of the task of the Tatoeba test sets: each language to English and back.
+  """Registers a task of the Tatoeba test sets; returns its name.
 
-  Metrics, in percent, for each language code XXX of the file names: `to_english/XXX`,
-  `from_english/XXX`, `accuracy/XXX` (the mean of the two), and the means over all languages,
-  `to_english/average`, `from_english/average`, `accuracy/average`. Its only split is `test`.
+  The task retrieves translations to and from English. Each language XXX has the metrics
+  `to_english/XXX`, `from_english/XXX` and their mean `accuracy/XXX`, in percent.
+  `to_english/average`, `from_english/average` and `accuracy/average` are means over languages. The
+  only split is `test`.
 
   Args:
-    root: Folder of `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or `.gz`, as in LASER,
-      local or in an object store.
+    root: Folder with LASER's files `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or
+      gzipped, local or in an object store.
     vocabulary: Tokenizes the texts.
-    languages: Codes, in any standard; None: every language in the folder.
-    max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
+    languages: Language codes in any standard (default: all languages in the folder).
+    max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
+      limit).
 
   Raises:
     InputError: the folder or a language does not exist.
@@ -59,17 +62,17 @@ def tatoeba(
   folder = storage.path(storage.absolute(root))
   paths = bitext_retrieval.tatoeba_files(folder)
   codes = {language(code): code for code in sorted(paths)}
-  wanted = [*codes] if languages is None else [*map(language, languages)]
-  if missing := [x.name for x in wanted if x not in codes]:
+  requested = [*codes] if languages is None else [*map(language, languages)]
+  if missing := [x.name for x in requested if x not in codes]:
     raise errors.InputError(
       f"{root}: no test set of {', '.join(missing)}; choose among {', '.join(codes.values())}"
     )
-  chosen = [codes[x] for x in wanted]
+  file_codes = [codes[x] for x in requested]
 
   def load() -> list[suite_lib.Task]:
-    return [bitext_retrieval.tatoeba_task(code, *paths[code]) for code in chosen]
+    return [bitext_retrieval.tatoeba_task(code, *paths[code]) for code in file_codes]
 
-  key = (str(folder), chosen, [storage.version(x) for code in chosen for x in paths[code]])
+  key = (str(folder), file_codes, [storage.version(x) for code in file_codes for x in paths[code]])
   return _register("tatoeba", key, "test", load, vocabulary, max_length)
 
 
@@ -80,20 +83,22 @@ def sample_retrieval(
   num_meanings: int = 500,
   max_length: int | None = None,
 ) -> str:
-  """Returns the name of the task of retrieval over held-out meanings of the sample corpus.
+  """Registers a task of retrieval in held-out sentences of the sample corpus; returns its name.
 
-  The metrics are those of `tatoeba`, with the language codes of the corpus. Its only split is
+  It has the same metrics as `tatoeba`, with the language codes of the corpus. The only split is
   `validation`.
 
   Args:
     vocabulary: Tokenizes the texts.
-    languages: Codes of the languages other than English; None: all of the corpus.
-    num_meanings: Number of meanings to search, spread evenly over the held-out ones.
-    max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
+    languages: Language codes, without English (default: all languages of the corpus).
+    num_meanings: Number of sentences per language, taken at equal distances from the held-out
+      meanings.
+    max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
+      limit).
   """
   from vmsst.data import sample
 
-  chosen = sample.other_codes(languages)
+  codes = sample.other_codes(languages)
 
   def load() -> list[suite_lib.Task]:
     total = sample.num_meanings("validation")
@@ -105,10 +110,10 @@ def sample_retrieval(
 
     english = texts("en")
     return [
-      bitext_retrieval.retrieval_task(code, (code, "en"), (texts(code), english)) for code in chosen
+      bitext_retrieval.retrieval_task(code, (code, "en"), (texts(code), english)) for code in codes
     ]
 
-  key = (chosen, num_meanings)
+  key = (codes, num_meanings)
   return _register("sample_retrieval", key, "validation", load, vocabulary, max_length)
 
 
@@ -119,12 +124,19 @@ def retrieval(
   languages: tuple[str, str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Returns the name of the task of retrieval over your own bitext files.
+  """Registers a task of retrieval in your own bitext files; returns its name.
 
-  The arguments are those of `bitext.files`. The metrics are those of `tatoeba`, named by language
-  pair, with the target side in place of English: `to_target/deu_eng`, `from_target/deu_eng`,
-  `accuracy/deu_eng`, and `.../average`. Undetermined languages have the name of those in the file
-  name, else `source_target`. Its only split is `test`.
+  Each language pair has the metrics `to_target/deu_eng`, `from_target/deu_eng` and their mean
+  `accuracy/deu_eng`, in percent. The means over language pairs are named `.../average`. If the
+  languages are undetermined ("und"), the pair is named after the languages in the file name, or
+  else `source_target`. The only split is `test`.
+
+  Args:
+    patterns: See `bitext.files`.
+    vocabulary: Tokenizes the texts.
+    languages: See `bitext.files`.
+    max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
+      limit).
   """
   files = readers.find_bitext(patterns, languages)
 
@@ -135,7 +147,8 @@ def retrieval(
       rows_by_pair.setdefault(pair, []).extend(readers.read_pairs(file))
     return [_pair_task(*pair, rows) for pair, rows in rows_by_pair.items()]
 
-  # By content: `finetune` writes equal files again to resume a run, whose metrics keep their names.
+  # The name depends on the content, not on the time of writing. `finetune` writes its files again
+  # when it resumes a run, and the metrics must keep their names.
   key = (files, [input_files.sha256(path) for file in files for path in file.paths])
   return _register("retrieval", key, "test", load, vocabulary, max_length)
 
@@ -150,22 +163,22 @@ def opus_validation(
   corpus: str = "Tatoeba",
   max_length: int | None = None,
 ) -> str:
-  """Returns the name of the task of retrieval over the validation pairs of one OPUS corpus.
+  """Registers a task of retrieval in the validation pairs of one OPUS corpus; returns its name.
 
-  The metrics are those of `retrieval`. Its only split is `validation`.
+  It has the same metrics as `retrieval`. The only split is `validation`.
 
   Args:
-    config: As of `bitext.opus`.
+    config: See `bitext.opus`.
     vocabulary: Tokenizes the texts.
-    data_dir: As of `bitext.opus`.
-    languages: As of `bitext.opus`.
-    pivots: As of `bitext.opus`.
+    data_dir: See `bitext.opus`.
+    languages: See `bitext.opus`.
+    pivots: See `bitext.opus`.
     corpus: Name of the corpus in OPUS.
-    max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
+    max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
+      limit).
 
   Raises:
-    InputError: as `bitext.opus`, or, when the task is first read, no language pair has validation
-      pairs of the corpus.
+    InputError: see `bitext.opus`. Reading the task raises it if the corpus has no validation pairs.
   """
   _, folder = bitext.find(config, data_dir)
   splits = bitext.language_pairs(folder, languages, pivots)
@@ -187,36 +200,36 @@ def suite(
   training_languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Returns the name of a mixture of benchmarks, one task each, for evaluation during training.
+  """Registers a mixture of benchmarks for evaluation during training; returns its name.
 
-  The metrics of a task are the averages of its benchmark, as in `vmsst eval`; its name is
-  `vmsst_eval_` and the name of the benchmark. The only split is `test`. The task of `questions`
-  searches a sample of PAQ and is named `vmsst_eval_questions_sample`.
+  Each benchmark is a task named `vmsst_eval_BENCHMARK`. Its metrics are the averages of the
+  benchmark, as in `vmsst eval`. The only split is `test`. The benchmark `questions` searches a
+  sample of PAQ and is named `vmsst_eval_questions_sample`.
 
   Args:
-    root: Folder with the folders of the benchmarks (`vmsst eval --list` shows them), local or in an
-      object store.
+    root: Data folder with one folder per benchmark (see `vmsst eval --list`), local or in an object
+      store.
     vocabulary: Tokenizes the texts.
-    benchmarks: Names of benchmarks; None: those of `IN_TRAINING` that are present; the others are
-      logged.
-    paq_distractors: Random questions of PAQ to search, in addition to right ones; see
+    benchmarks: Names of benchmarks. By default, all benchmarks of `IN_TRAINING`; if one has no
+      files, a warning is logged.
+    paq_distractors: Number of random questions in the sample of PAQ; see
       `questions.knowledge_sample`.
-    training_languages: Codes of the languages of the training data, which count as seen; None:
-      unknown.
-    max_length: Longer texts are cut to this many tokens, EOS token included; None: no limit.
+    training_languages: Language codes of the training data, for averages over seen and unseen
+      languages (default: unknown).
+    max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
+      limit).
 
   Raises:
-    InputError: a benchmark is unknown, missing or damaged, or too large for memory.
+    InputError: a benchmark is unknown, missing, damaged, or too large for memory.
   """
   folder = storage.path(storage.absolute(root))
-  chosen = benchmarks_lib.get_benchmarks(IN_TRAINING if benchmarks is None else benchmarks)
-  sampled = {questions_lib.QUESTIONS.name: questions_lib.sample_benchmark(paq_distractors)}
-  chosen = [sampled.get(benchmark.name, benchmark) for benchmark in chosen]
   seen = None
   if training_languages is not None:
     seen = suite_lib.seen_test(map(language, training_languages))
   names = []
-  for benchmark in chosen:
+  for benchmark in benchmarks_lib.get_benchmarks(IN_TRAINING if benchmarks is None else benchmarks):
+    if benchmark is questions_lib.QUESTIONS:
+      benchmark = questions_lib.sample_benchmark(paq_distractors)
     if reason := benchmark.files.absence(folder):
       if benchmarks is not None:
         raise errors.InputError(f"benchmark {benchmark.name}: {reason}")
@@ -228,7 +241,7 @@ def suite(
         f"vmsst_eval_{benchmark.name}",
         (str(folder), training_languages, paq_distractors, versions),
         "test",
-        functools.partial(_held_tasks, benchmark, folder),
+        functools.partial(_read_tasks, benchmark, folder),
         vocabulary,
         max_length,
         functools.partial(benchmark.summarize, seen=seen),
@@ -245,7 +258,7 @@ def suite(
   return name
 
 
-def _held_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[suite_lib.Task]:
+def _read_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[suite_lib.Task]:
   tasks = benchmark.read(folder)
   if not tasks or any(task.large for task in tasks):
     raise errors.InputError(
@@ -257,12 +270,12 @@ def _held_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
 
 @flax.struct.dataclass
 class VectorMetric(seqio.metrics.Metric):
-  """Computes the metrics of a task from the vectors of its texts, for `metric_objs` of seqio.
+  """Computes the metrics of a task from the vectors of its texts, for `metric_objs` of SeqIO.
 
-  Evaluators convert the arguments of `metric_fns` to Python lists, eight times as large.
+  A function in `metric_fns` would get the vectors as Python lists and take eight times the memory.
 
   Attributes:
-    measure: Maps the number of each row [N] and the vectors [N, D] to metrics by name.
+    measure: Computes metrics by name from the positions of texts [N] and their vectors [N, D].
     metrics: The metrics.
   """
 
@@ -273,7 +286,7 @@ class VectorMetric(seqio.metrics.Metric):
   def from_model_output(
     self, inputs: Iterable[Mapping[str, Any]], model_output: np.ndarray, *unused: Any
   ) -> "VectorMetric":
-    """Returns the metrics of a dataset's rows and their vectors."""
+    """Computes the metrics from the examples of a dataset and their vectors."""
     row_N = np.array([row[ROW] for row in inputs], np.int32)
     return self.replace(metrics=self.measure(row_N, model_output))
 
@@ -285,15 +298,15 @@ class VectorMetric(seqio.metrics.Metric):
 def collect_results(
   tasks: Sequence[suite_lib.Task], row_N: np.ndarray, vectors_ND: np.ndarray
 ) -> list[suite_lib.Result]:
-  """Returns the results of tasks with the embeddings of their texts.
+  """Scores the vectors of all texts of several tasks.
 
   Args:
     tasks: The tasks.
-    row_N: The number of each text, in any order.
-    vectors_ND: The embeddings.
+    row_N: Position of each text in the tasks; any order.
+    vectors_ND: Vectors of the texts, in the order of `row_N`.
 
   Raises:
-    InputError: the embeddings are not finite.
+    InputError: a vector is not finite.
   """
   vectors_ND = np.asarray(vectors_ND, np.float32)
   if not np.isfinite(vectors_ND).all():
@@ -301,24 +314,22 @@ def collect_results(
       "the model's vectors are not finite: training has diverged; evaluate an earlier checkpoint"
     )
   vectors_ND = vectors_ND[np.argsort(row_N)]
-  ends = np.cumsum([len(side.texts) for task in tasks for side in task.sides])
+  ends = np.cumsum([len(text_set.texts) for task in tasks for text_set in task.text_sets])
   arrays = iter(np.split(vectors_ND, ends[:-1]))
-  return [
-    result for task in tasks for result in task.score(*itertools.islice(arrays, len(task.sides)))
-  ]
+  return [x for task in tasks for x in task.score(*itertools.islice(arrays, len(task.text_sets)))]
 
 
 def _pair_task(
   name: str, pair: tuple[Language, Language], rows: Iterable[tuple[str, str]]
 ) -> suite_lib.Task:
-  """Returns the task of retrieving translations among the texts of a language pair."""
+  """Returns the retrieval task of a language pair."""
   source, target = map(readers.language_code, pair)
   texts = [*zip(*rows, strict=True)]
   return bitext_retrieval.retrieval_task(name, (source, target), texts, "target", several=True)
 
 
 def _retrieval_metrics(results: Sequence[suite_lib.Result]) -> dict[str, float]:
-  """Returns accuracies in both directions and their mean, by language and averaged."""
+  """Returns the metrics of `tatoeba` and `retrieval`: accuracies per language, and their means."""
   by_name = {result.name: result.metrics for result in results}
   keys = list(results[0].metrics)
   by_name["average"] = {key: statistics.fmean(x[key] for x in by_name.values()) for key in keys}
@@ -335,16 +346,17 @@ def _register(
   max_length: int | None,
   metrics: Callable[[Sequence[suite_lib.Result]], dict[str, float]] = _retrieval_metrics,
 ) -> str:
-  """Registers a task unless it is registered; returns its name.
+  """Registers a SeqIO task and returns its name; an equal task is registered only once.
 
   Args:
-    kind: Beginning of the name.
-    key: All that `load` and `metrics` depend on, files included; the same key gives the same name.
+    kind: Prefix of the name.
+    key: Identifies the data and options behind `load` and `metrics`, such as versions of files.
+      Tasks with the same key have the same name.
     split: Name of the only split.
-    load: Loads the tasks of the evaluation suite, on first use.
+    load: Reads the tasks of the evaluation suite; called on first use.
     vocabulary: Tokenizes the texts.
-    max_length: Longer texts are cut to this many tokens; None: no limit.
-    metrics: Turns the results of the tasks into the metrics.
+    max_length: Maximum tokens per text, or None.
+    metrics: Computes the metrics from the results of the tasks.
   """
   digest = encoder_json.vocabulary_digest(vocabulary)
   name = seqio_tasks.unique_name(kind, *key, vocabulary, digest, max_length)
@@ -369,10 +381,10 @@ def _register(
 
 
 def _text_table(load: Callable[[], Sequence[suite_lib.Task]]) -> tables.Table:
-  """Returns the texts of tasks, their languages and their numbers."""
-  sides = [side for task in load() for side in task.sides]
-  texts = [text for side in sides for text in side.texts]
-  index_S = [language(side.language).index for side in sides]
-  language_N = np.repeat(np.array(index_S, np.int32), [len(side.texts) for side in sides])
+  """Returns a table of all texts of the tasks, with their languages and positions."""
+  text_sets = [text_set for task in load() for text_set in task.text_sets]
+  texts = [text for text_set in text_sets for text in text_set.texts]
+  index_S = np.array([language(x.language).index for x in text_sets], np.int32)
+  language_N = np.repeat(index_S, [len(x.texts) for x in text_sets])
   columns = {ROW: np.arange(len(texts), dtype=np.int32), "input_language": language_N[:, None]}
   return tables.TextTable(([text] for text in texts), columns)

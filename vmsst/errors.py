@@ -67,12 +67,12 @@ def requires(extra: str, what: str) -> Iterator[None]:
     ) from None
 
 
-def check(valid: bool, name: str, value: Any, wanted: str) -> None:
-  """Raises InputError unless `valid`. The message asks to set `name` to `wanted`."""
+def check(valid: bool, name: str, value: Any, required: str) -> None:
+  """Raises InputError unless `valid`. The message asks to set `name` to `required`."""
   if not valid:
     text = " ".join(repr(value).split())
     text = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}[...]"
-    raise InputError(f"{name} is {text}; set it to {wanted}")
+    raise InputError(f"{name} is {text}; set it to {required}")
 
 
 def check_number(name: str, value: Any, interval: str = "(-inf, inf)") -> None:
@@ -120,7 +120,7 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
 
 
 def some(names: Iterable[str]) -> str:
-  """Returns the first names of many in alphabetical order, and the number of others."""
+  """Joins the first five names in alphabetical order, and adds the number of remaining names."""
   names = sorted(names)
-  more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
-  return ", ".join(names[:_NAMED]) + more or "nothing"
+  remainder = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+  return ", ".join(names[:_NAMED]) + remainder or "nothing"

@@ -1,8 +1,8 @@
-"""Paths and files of users, on this machine or in an object store (`gs://`, `s3://`).
+"""Reads and writes users' files, on this machine or in an object store (`gs://`, `s3://`).
 
-fsspec reads and writes the stores; each store needs a package (`vmsst[gcs]`, `vmsst[s3]`). A store
-has no folders and cannot rename objects, but an object only appears when it is complete. If several
-objects belong together, the last one therefore marks the others as complete.
+The package fsspec accesses the stores. Each store needs an extra (`vmsst[gcs]`, `vmsst[s3]`). A
+store has no folders and cannot rename objects, but an object appears only when it is complete. If
+several objects belong together, the last object therefore marks the others as complete.
 
 Import this module before etils.epath opens a URL. It makes epath use fsspec instead of TensorFlow,
 so that Orbax and this library see the same files.
@@ -52,24 +52,24 @@ def is_url(path: str | os.PathLike[str]) -> bool:
   return re.match(r"[A-Za-z][\w+.-]*://", os.fspath(path)) is not None
 
 
-def path(given: str | os.PathLike[str]) -> "Path":
+def path(location: str | os.PathLike[str]) -> "Path":
   """Returns a pathlib path, or an etils.epath path for a URL.
 
   Raises:
     InputError: the scheme is unknown, or its package (named in the message) is not installed.
   """
-  if not is_url(given):
-    return pathlib.Path(given)
-  scheme = os.fspath(given).split("://")[0]
+  if not is_url(location):
+    return pathlib.Path(location)
+  scheme = os.fspath(location).split("://")[0]
   if scheme not in STORES:
     raise errors.InputError(
-      f"{os.fspath(given)}: {scheme}:// is not supported; give a local path, "
+      f"{os.fspath(location)}: {scheme}:// is not supported; give a local path, "
       + " or ".join(f"{name}://" for name in STORES)
     )
-  filesystem(os.fspath(given))
+  filesystem(os.fspath(location))
   from etils import epath
 
-  return epath.Path(given)
+  return epath.Path(location)
 
 
 def filesystem(url: str) -> Any:
@@ -313,18 +313,18 @@ def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def local_copy(given: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
+def local_copy(location: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields the path of a file or folder, or of a temporary local copy if it is in a store.
 
-  The path of the copy contains all folder names of the URL. Error messages contain the URL instead.
+  The path of the copy contains all folder names of the URL. Error messages show the URL instead.
 
   Raises:
     InputError: the file or folder cannot be read.
   """
-  if not is_url(given):
-    yield pathlib.Path(given)
+  if not is_url(location):
+    yield pathlib.Path(location)
     return
-  url = os.fspath(given).rstrip("/")
+  url = os.fspath(location).rstrip("/")
   scheme, _, inside = url.partition("://")
   with (
     tempfile.TemporaryDirectory(prefix="vmsst-") as folder,
@@ -359,12 +359,12 @@ def process_folder() -> str:
 
 
 @contextlib.contextmanager
-def rename_in_errors(local: str, given: str) -> Iterator[None]:
+def rename_in_errors(local: str, original: str) -> Iterator[None]:
   """Replaces a temporary path by the user's path in the messages of InputError."""
   try:
     yield
   except errors.InputError as error:
-    raise errors.InputError(str(error).replace(local, given)) from None
+    raise errors.InputError(str(error).replace(local, original)) from None
 
 
 def upload(local: pathlib.Path, url: str) -> None:

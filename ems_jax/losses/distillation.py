@@ -3,10 +3,10 @@
 Scores of teacher and student are cosines divided by the same temperature tau, computed by
 `vmsst.losses.contrastive.similarity` with `cosine=True` and `scale` 1 / tau.
 
-The soft contrastive paper's equations 2, 4 and 6 normalize a label over the second of its sentences
-(`n` in w(i, n)) and use the same number if the softmax runs over the first. The labels of a query
-in the second direction then need not sum to 1. By default, labels are normalized for each query, as
-in the released code; `row_normalized` selects the paper's form.
+In equations 2, 4 and 6 of the soft contrastive paper, the labels w(i, n) sum to 1 over n. The paper
+uses the same labels in the second direction, where they need not sum to 1 over the candidates of a
+query. By default, this module normalizes the labels of each query, as the released code does.
+`row_normalized` selects the paper's form.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual
 (`mse`); Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning.

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from ems_jax.losses import distillation
 from vmsst import errors, languages
@@ -92,17 +92,11 @@ class StudentModel(base.BitextModel):
     self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
   ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
     """Returns the vectors of the anchors, and of the other sides."""
-    is_input_B1 = self._anchor_is_input(batch)[:, None]
+    rank_L = jnp.asarray(self._rank_L)
+    is_input_B1 = rank_L[batch["input_language"]] <= rank_L[batch["target_language"]]
     input_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
     anchor_BS = jnp.where(is_input_B1, input_BS, target_BS)
     return anchor_BS, jnp.where(is_input_B1, target_BS, input_BS)
-
-  def _anchor_is_input(self, batch: base.Batch) -> Bool[Array, "B"]:
-    rank_L = jnp.asarray(self._rank_L)
-    input_B, target_B = (
-      rank_L[batch[name][:, 0]] for name in ("input_language", "target_language")
-    )
-    return input_B <= target_B
 
 
 def feature_lengths(

@@ -325,7 +325,7 @@ REFUSED = [
    (_TJ, "post_processor")),
   *(("bert", {file: {key: value}}, (file, key)) for file, key, value in (
     (_SB, "max_seq_length", 0), (_SB, "other", 1), (_PR, "truncate_dim", 3),
-    ("adapter_config.json", "cannot be imported", 1), (_PO, "pooling_mode", 3),
+    ("adapter_config.json", "is not supported", 1), (_PO, "pooling_mode", 3),
   )),
   ("bert", {_PO: {"include_prompt": False}, _PR: {"prompts": {"query": "query: "}}},
    ("", "include_prompt")),

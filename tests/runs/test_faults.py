@@ -151,7 +151,7 @@ def test_a_run_that_cannot_write_a_checkpoint_reports_why_and_keeps_a_complete_o
 @pytest.mark.parametrize("watched", [True, False])
 def test_a_nan_loss_is_reported_with_its_step(tmp_path, caplog, watched):
   actions = {"TRAIN": [trainer.TerminateOnNanAction(task="train")]} if watched else None
-  wanted = "train loss is nan by step" if watched else "parameters are not finite after step"
+  wanted = "train loss is nan at step" if watched else "parameters are not finite after step"
   model, cfg = toy_runs.ToyModel(poison=5), toy_runs.saving(10, keep=1)
   options = {"total_steps": 500, "checkpoint_cfg": cfg, "actions": actions, "eval_period": 0}
   with pytest.raises(InputError, match=wanted):

@@ -28,8 +28,8 @@ def _files(corpus, **options):
   return bitext.files(str(corpus / "*.tsv.gz"), BYTES, **options)
 
 
-def _texts(dataset, side="inputs"):
-  return [BYTES.decode(row[side].tolist()) for row in dataset.as_numpy_iterator()]
+def _texts(dataset, feature="inputs"):
+  return [BYTES.decode(row[feature].tolist()) for row in dataset.as_numpy_iterator()]
 
 
 def test_one_task_for_each_language_pair_registered_once(corpus):
@@ -42,7 +42,7 @@ def test_one_task_for_each_language_pair_registered_once(corpus):
   assert mixture.splits == ("train",)
 
 
-def test_what_has_changed_is_read_again(tmp_path):
+def test_changed_files_are_read_again(tmp_path):
   path, model = tmp_path / "data" / "x.de-en.tsv", tmp_path / "pieces.model"
 
   def rows(pieces, pairs, value):
@@ -52,8 +52,11 @@ def test_what_has_changed_is_read_again(tmp_path):
     vocabulary = vocabularies.SentencePieceVocabulary(str(model))
     name = bitext.files(str(path), vocabulary, teacher=str(tmp_path))
     (task,) = seqio.MixtureRegistry.get(name).tasks
-    found = task.get_dataset(LENGTHS | {"teacher_inputs": 1}, shuffle=False).as_numpy_iterator()
-    return [(vocabulary.decode(row["inputs"]), row["teacher_inputs"].item()) for row in found]
+    dataset = task.get_dataset(LENGTHS | {"teacher_inputs": 1}, shuffle=False)
+    return [
+      (vocabulary.decode(row["inputs"]), row["teacher_inputs"].item())
+      for row in dataset.as_numpy_iterator()
+    ]
 
   assert rows("one two", [("one", "two")], 3) == [("one", 3)]
   assert rows("one two", [("two", "one")] * 2, 4) == [("two", 4)] * 2
@@ -73,20 +76,20 @@ def test_weights_of_language_pairs(corpus):
     _files(corpus, weighting="even")
 
 
-def test_files_are_opened_only_when_data_is_asked_for(corpus):
+def test_files_are_opened_when_data_is_read(corpus):
   (corpus / "d.es-en.tsv.gz").write_bytes(b"broken")
   mixture = seqio.MixtureRegistry.get(_files(corpus))
   with pytest.raises(errors.InputError, match=r"d\.es-en\.tsv\.gz:1: the compressed data"):
     mixture.get_dataset(LENGTHS)
 
 
-def test_a_pair_of_which_nothing_is_left_is_an_error(corpus):
+def test_a_language_pair_without_usable_pairs_is_an_error(corpus):
   mixture = seqio.MixtureRegistry.get(_files(corpus, max_length=1))
   with pytest.raises(errors.InputError, match="is left: of 42 pairs, 2 have an empty side"):
     mixture.get_dataset(LENGTHS)
 
 
-def test_validation_files_are_a_split_of_their_own(corpus):
+def test_validation_files_are_a_separate_split(corpus):
   name = _files(corpus, validation_patterns=str(corpus / "held.*"))
   mixture = seqio.MixtureRegistry.get(name)
   dataset = mixture.get_dataset(LENGTHS, split="validation", shuffle=False, num_epochs=1)
@@ -99,8 +102,8 @@ def test_the_sample_corpus_is_a_mixture_too():
   mixture = seqio.MixtureRegistry.get(name)
   assert [task.num_input_examples("train") for task in mixture.tasks] == [20, 20]
   german = mixture.tasks[0].get_dataset(split="validation", shuffle=False)
-  for side, code in (("inputs", "de"), ("targets", "en")):
-    assert _texts(german, side)[3] == sample.sentence(3, code, "validation")
+  for feature, code in (("inputs", "de"), ("targets", "en")):
+    assert _texts(german, feature)[3] == sample.sentence(3, code, "validation")
   everything = seqio.MixtureRegistry.get(bitext.sample(BYTES, num_meanings=2))
   assert len(everything.tasks) == len(sample.LANGUAGES) - 1
   with pytest.raises(errors.InputError, match="no Swahili"):
@@ -126,14 +129,14 @@ def data_dir(tmp_path_factory):
 
 
 def language_texts(rows):
-  """Both sides of rows, with the names of their languages."""
-  found = collections.Counter()
+  """Returns the counts of pairs, as both texts and the names of their languages."""
+  counts = collections.Counter()
   by_index = {language.index: language.name for language in languages.LANGUAGES}
   for row in rows.as_numpy_iterator():
-    sides = [BYTES.decode(row[side].tolist()) for side in ("inputs", "targets")]
-    ids = (int(row[side][0]) for side in ("input_language", "target_language"))
-    found[(*sides, *(by_index[number] for number in ids))] += 1
-  return found
+    texts = [BYTES.decode(row[name].tolist()) for name in ("inputs", "targets")]
+    ids = (int(row[name][0]) for name in ("input_language", "target_language"))
+    counts[(*texts, *(by_index[number] for number in ids))] += 1
+  return counts
 
 
 def test_one_task_a_language_pair_with_its_splits_weights_and_languages(data_dir):
@@ -155,17 +158,17 @@ def test_one_task_a_language_pair_with_its_splits_weights_and_languages(data_dir
     ("cmnHant_spa", ("Chinese (traditional)", "Spanish"), PAIRS["zh_TW", "es"]),
   ):
     registered = seqio.TaskRegistry.get(f"{name}_{task}")
-    found = language_texts(registered.get_dataset(PAIR_LENGTHS, "train", shuffle=True, seed=3))
-    found.update(language_texts(registered.get_dataset(PAIR_LENGTHS, "validation", shuffle=False)))
-    assert found == collections.Counter((*row, *names) for row in rows)
+    counts = language_texts(registered.get_dataset(PAIR_LENGTHS, "train", shuffle=True, seed=3))
+    counts += language_texts(registered.get_dataset(PAIR_LENGTHS, "validation", shuffle=False))
+    assert counts == collections.Counter((*row, *names) for row in rows)
 
 
-def test_weights_by_temperature_chosen_languages_and_lengths(data_dir, monkeypatch):
+def test_temperature_languages_pivots_and_maximum_length(data_dir, monkeypatch):
   def tasks(**options):
     mixture = seqio.MixtureRegistry.get(bitext.opus("vmsst", BYTES, **options))
     return {task.name.split("_", 2)[2]: mixture.get_rate(task) for task in mixture.tasks}
 
-  # What `t5x --tfds_data_dir` does.
+  # `t5x --tfds_data_dir` sets this.
   monkeypatch.setattr(seqio.utils, "_TFDS_DATA_DIR_OVERRIDE", data_dir)
   roots = tasks(weighting="temperature", temperature=2.0)
   assert sorted(roots.values()) == pytest.approx(sorted([5**0.5, 30**0.5, 10**0.5]))
@@ -199,21 +202,21 @@ def test_vectors_of_a_teacher_stay_with_their_pairs(tmp_path):
   (task,) = seqio.MixtureRegistry.get(name).tasks
   lengths = PAIR_LENGTHS | dict.fromkeys(("teacher_inputs", "teacher_targets"), 3)
   seen = []
-  for index in range(2):  # Hosts that read whole files would have 2 and 1.
+  for index in range(2):  # Three files cannot be divided evenly among two hosts.
     rows = task.get_dataset(lengths, "train", seed=1, shard_info=seqio.ShardInfo(index, 2))
     for row in rows.as_numpy_iterator():
-      pair = tuple(BYTES.decode(row[side].tolist()) for side in ("inputs", "targets"))
-      assert [row[f"teacher_{side}"].tolist() for side in ("inputs", "targets")] == vectors[pair]
+      pair = tuple(BYTES.decode(row[name].tolist()) for name in ("inputs", "targets"))
+      assert [row[f"teacher_{name}"].tolist() for name in ("inputs", "targets")] == vectors[pair]
       seen.append(pair)
     assert len(seen) == 15 * (index + 1)
   assert len(set(seen)) == 30
 
 
-def test_missing_datasets_languages_and_corpora_are_named(data_dir, tmp_path):
+def test_missing_datasets_languages_and_corpora_are_errors(data_dir, tmp_path):
   with pytest.raises(errors.InputError, match=r"no dataset opus_bitext/mine in .*--recipe mine"):
     bitext.find("mine", str(tmp_path))
   _, folder = bitext.find("vmsst", data_dir)
-  with pytest.raises(errors.InputError, match="no language pair of these languages; choose among"):
+  with pytest.raises(errors.InputError, match="no pair of these languages; choose among"):
     bitext.language_pairs(folder, None, ["tr"])
   splits = bitext.language_pairs(folder, None, None)
   with pytest.raises(errors.InputError, match="no validation pairs of the corpus 'X'; choose"):

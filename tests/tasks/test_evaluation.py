@@ -22,8 +22,8 @@ def tatoeba_root(tmp_path):
     "deu": (["eins", "zwei", "drei", "vier"], ["one", "two", "three", "four"]),
     "cmn": (["一", "二", "三"], ["one", "two", "three"]),
   }
-  for code, sides in texts.items():
-    for name, lines in zip((code, "eng"), sides, strict=True):
+  for code, columns in texts.items():
+    for name, lines in zip((code, "eng"), columns, strict=True):
       suffix = ".gz" if code == "deu" else ""
       line_files.write_lines(tmp_path / f"tatoeba.{code}-eng.{name}{suffix}", lines)
   return tmp_path
@@ -35,7 +35,7 @@ NUMBERS = {word: i for words in (
 
 
 def _evaluate(task, encode):
-  """Runs seqio's evaluator with an encoder of texts, out of order as a trainer would."""
+  """Runs SeqIO's evaluator with an encoder of texts, with results in another order."""
   evaluator = seqio.Evaluator(
     task,
     feature_converter=BitextFeatureConverter(pack=False),
@@ -54,7 +54,7 @@ def _evaluate(task, encode):
 
 def test_tatoeba_from_files_to_metrics(tatoeba_root):
   def encode(text):
-    if text == "三":  # taken for two
+    if text == "三":  # Gets the vector of "two".
       return np.eye(4)[1]
     return np.eye(4)[NUMBERS[text]]
 
@@ -62,7 +62,7 @@ def test_tatoeba_from_files_to_metrics(tatoeba_root):
   assert metrics == pytest.approx(
     {
       "to_english/deu": 100, "from_english/deu": 100, "accuracy/deu": 100,
-      # One and two are found. 三 finds "two"; "three" is equally far from all: the first counts.
+      # 三 finds "two". "three" has the same cosine with all texts and finds the first.
       "to_english/cmn": 200 / 3, "from_english/cmn": 200 / 3, "accuracy/cmn": 200 / 3,
       "to_english/average": 250 / 3, "from_english/average": 250 / 3,
       "accuracy/average": 250 / 3,
@@ -70,7 +70,7 @@ def test_tatoeba_from_files_to_metrics(tatoeba_root):
   )  # fmt: skip
 
 
-def test_missing_test_sets_are_named_and_changed_ones_are_other_tasks(tatoeba_root):
+def test_missing_test_sets_are_errors_and_changed_files_give_new_tasks(tatoeba_root):
   with pytest.raises(errors.InputError, match=r"no test set of French.*cmn, deu"):
     evaluation.tatoeba(str(tatoeba_root), BYTES, languages=["fr"])
   name = evaluation.tatoeba(str(tatoeba_root), BYTES)
@@ -80,7 +80,7 @@ def test_missing_test_sets_are_named_and_changed_ones_are_other_tasks(tatoeba_ro
 
 
 def test_vectors_that_are_not_finite_are_an_error():
-  task = suite.Task("a", (suite.Side("en", ["x"]),), lambda *vectors: [])
+  task = suite.Task("a", (suite.TextSet("en", ["x"]),), lambda *vectors: [])
   with pytest.raises(errors.InputError, match="training has diverged"):
     evaluation.collect_results([task], np.arange(1), np.full((1, 2), np.nan))
 
@@ -93,13 +93,13 @@ def test_vectors_that_are_not_finite_are_an_error():
     ("pairs.tsv", ("und", "und"), "source_target"),
   ],
 )
-def test_ones_own_files_are_searched_by_pair(tmp_path, file, languages, name):
+def test_retrieval_in_own_files_by_language_pair(tmp_path, file, languages, name):
   path = line_files.write_tsv(tmp_path / file, [("eins", "one"), ("eins", "two")])
   task = evaluation.retrieval(str(path), BYTES, languages=languages, max_length=5)
-  found = _evaluate(task, lambda text: np.eye(4)[NUMBERS[text]])
-  ways = ("to_target", "from_target", "accuracy")
+  metrics = _evaluate(task, lambda text: np.eye(4)[NUMBERS[text]])
   # Both translations of "eins" are right.
-  assert found == {f"{way}/{which}": 100 for way in ways for which in (name, "average")}
+  expected = ("to_target", "from_target", "accuracy")
+  assert metrics == {f"{x}/{label}": 100 for x in expected for label in (name, "average")}
   line_files.write_text(path, path.read_bytes())
   assert evaluation.retrieval(str(path), BYTES, languages=languages, max_length=5) == task
   line_files.write_tsv(path, [("eins", "two"), ("zwei", "one")])
@@ -109,7 +109,7 @@ def test_ones_own_files_are_searched_by_pair(tmp_path, file, languages, name):
 
 @pytest.fixture
 def small_root(tmp_path, tatoeba_root):
-  """The folders of three benchmarks; the test sets of Tatoeba are there too."""
+  """A data root with three benchmarks."""
   for folder in ("tatoeba", "xlsts"):
     (tmp_path / folder).mkdir()
   for path in tatoeba_root.glob("tatoeba.*"):
@@ -124,7 +124,7 @@ def small_root(tmp_path, tatoeba_root):
   return tmp_path
 
 
-def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root):
+def test_benchmarks_are_a_mixture_with_the_metrics_of_the_suite(small_root):
   class Encoder:
     def encode(self, texts):
       return np.eye(4)[[NUMBERS[text] for text in texts]]
@@ -134,27 +134,27 @@ def test_benchmarks_are_a_mixture_with_the_numbers_of_the_suite(small_root):
   tasks = seqio.get_mixture_or_task(name).tasks
   names = {"xlsts": "xlsts", "tatoeba": "tatoeba", "questions_sample": "questions"}
   assert {task.name for task in tasks} == {f"vmsst_eval_{name}" for name in names}
-  chosen = benchmarks.get_benchmarks(names.values())
   seen = {language("deu"), language("eng")}
-  wanted = suite.evaluate(Encoder(), chosen, small_root, seen=seen)
+  selected = benchmarks.get_benchmarks(names.values())
+  expected = suite.evaluate(Encoder(), selected, small_root, seen=seen)["benchmarks"]
   for task in tasks:
-    found = _evaluate(task.name, lambda text: np.eye(4)[NUMBERS[text]])
-    found = {key.replace(" (sample of PAQ)", ""): value for key, value in found.items()}
-    assert found == pytest.approx(wanted["benchmarks"][names[task.name[11:]]]["summary"])
-  assert "average seen (incomplete)" in wanted["benchmarks"]["tatoeba"]["summary"]
+    metrics = _evaluate(task.name, lambda text: np.eye(4)[NUMBERS[text]])
+    metrics = {key.replace(" (sample of PAQ)", ""): value for key, value in metrics.items()}
+    assert metrics == pytest.approx(expected[names[task.name[11:]]]["summary"])
+  assert "average seen (incomplete)" in expected["tatoeba"]["summary"]
   with (small_root / "nq" / "NQ-open.dev.jsonl").open("a") as stream:
     stream.write("\n")
   assert evaluation.suite(str(small_root), BYTES, training_languages=["deu", "eng"]) != name
 
 
-def test_benchmarks_that_cannot_be_in_the_mixture_are_named(small_root):
+def test_missing_benchmarks_are_errors(small_root):
   with pytest.raises(errors.InputError, match=r"benchmark sts: no folder "):
     evaluation.suite(str(small_root), BYTES, benchmarks=["tatoeba", "sts"])
   with pytest.raises(errors.InputError, match="has none of the benchmarks"):
     evaluation.suite(str(small_root / "xlsts"), BYTES)
 
 
-def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
+def test_retrieval_in_validation_pairs_of_one_corpus(tmp_path):
   german = [("eins", "one", "Tatoeba"), ("null", "two", "Other"), ("zwei", "two", "Tatoeba")]
   french = [("un", "one", "Tatoeba"), ("deux", "two", "Tatoeba"), ("drei", "three", "Tatoeba")]
   other = [("vier", "un", "Other")] * 4
@@ -163,14 +163,15 @@ def test_validation_pairs_of_one_corpus_are_searched(tmp_path):
   arguments = ("mine", BYTES, str(tmp_path))
   name = evaluation.opus_validation(*arguments)
   assert name == evaluation.opus_validation(*arguments)
-  numbers = NUMBERS | {"un": 0, "deux": 0}  # "deux" finds "one"
-  found = _evaluate(name, lambda text: np.eye(4)[numbers[text]])
-  assert found["accuracy/deu_eng"] == 100
-  assert found["to_target/eng_fra"] == pytest.approx(200 / 3)  # French is the target
-  assert set(found) >= {"accuracy/average", "from_target/eng_fra"}
-  assert not [key for key in found if "deu_fra" in key]
-  only = evaluation.opus_validation(*arguments, languages=("de", "en"))
-  assert "accuracy/eng_fra" not in _evaluate(only, lambda text: np.eye(4)[numbers[text]])
+  numbers = NUMBERS | {"un": 0, "deux": 0}  # "deux" finds "one".
+  metrics = _evaluate(name, lambda text: np.eye(4)[numbers[text]])
+  assert metrics["accuracy/deu_eng"] == 100
+  assert metrics["to_target/eng_fra"] == pytest.approx(200 / 3)  # French is the target.
+  assert set(metrics) >= {"accuracy/average", "from_target/eng_fra"}
+  assert not [key for key in metrics if "deu_fra" in key]
+  german_name = evaluation.opus_validation(*arguments, languages=("de", "en"))
+  metrics = _evaluate(german_name, lambda text: np.eye(4)[numbers[text]])
+  assert "accuracy/eng_fra" not in metrics
 
 
 def test_sample_retrieval_searches_held_out_meanings():
@@ -183,5 +184,5 @@ def test_sample_retrieval_searches_held_out_meanings():
   vectors = np.random.default_rng(0).normal(size=[count, 8])
   metrics = _evaluate(name, lambda text: vectors[meaning[text]])
   assert metrics["accuracy/de"] == 100
-  ways = ("to_english", "from_english", "accuracy")
-  assert set(metrics) == {f"{way}/{code}" for way in ways for code in ("de", "zh", "average")}
+  names = ("to_english", "from_english", "accuracy")
+  assert set(metrics) == {f"{name}/{code}" for name in names for code in ("de", "zh", "average")}

@@ -41,22 +41,22 @@ class JobEmbedder(embedder.Embedder):
     self,
     title: str,
     compute: Callable[[Any], embedder.Arrays],
-    parts: Sequence[embedder.Part],
+    chunks: Sequence[embedder.Chunk],
     *,
     keep: bool = False,
   ) -> Iterator[embedder.Arrays]:
     """See `embedder.Embedder`."""
     if self._engine.in_process and not keep:
-      yield from super().map(title, compute, parts)
+      yield from super().map(title, compute, chunks)
       return
     tasks = [
       job.Task(
-        f"{storage.UNFINISHED}/{title}-{manifest.digest(part.key)}.npz",
-        (part.content,),
-        size=part.size,
-        title=part.title,
+        f"{storage.UNFINISHED}/{title}-{manifest.digest(chunk.key)}.npz",
+        (chunk.content,),
+        size=chunk.size,
+        title=chunk.title,
       )
-      for part in parts
+      for chunk in chunks
     ]
     self._job.run(title, functools.partial(_save, compute), tasks, self._engine)
     for task in tasks:

@@ -39,7 +39,7 @@ _COLUMN = re.compile(
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
 _UNIT_END = re.compile(r"</tu\s*>")
-_UNIT_CHARACTERS = 4 << 20  # A file with a longer unit is not TMX.
+_UNIT_CHARACTERS = 4 << 20  # Longer units are faults, to bound the memory.
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 _MARKS = (
   (codecs.BOM_UTF8, "utf-8-sig"),
@@ -69,22 +69,22 @@ class Row(NamedTuple):
 
 
 class Fault(NamedTuple):
-  """Something in a file that was left out.
+  """A line, unit or file that was skipped because it could not be read.
 
   Attributes:
-    place: `FILE:LINE` or `FILE`; the file is `x.zip/MEMBER` in an archive.
+    location: `FILE:LINE` or `FILE`; the file is `x.zip/MEMBER` in an archive.
     what: The reason, in the same words for every fault of its kind in a file.
   """
 
-  place: str
+  location: str
   what: str
 
 
 def require(items: Iterable[T | Fault]) -> Iterator[T]:
-  """Yields the items that are not faults; raises InputError for the first fault."""
+  """Yields the items, but raises InputError at the first fault."""
   for item in items:
     if isinstance(item, Fault):
-      raise errors.InputError(f"{item.place}: {item.what}")
+      raise errors.InputError(f"{item.location}: {item.what}")
     yield item
 
 
@@ -94,7 +94,7 @@ def parse(
   pair: tuple[Language, Language],
   fields: Sequence[str] | None = None,
 ) -> Iterator[Row | Fault]:
-  """Yields the rows of a bitext, as the function of its format does.
+  """Yields the rows of a bitext in any of the supported formats.
 
   Args:
     kind: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
@@ -121,7 +121,7 @@ def parse(
 
 
 def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] | Fault]:
-  """Yields the number, the place and the text of each line of a file, or its fault."""
+  """Yields the number, the location and the text of each line of a file, or its fault."""
   number = 0
   try:
     for number, line in enumerate(archives.lines(chunks), 1):
@@ -131,16 +131,19 @@ def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] 
     yield Fault(f"{name}:{number + 1}", str(error))
 
 
-def parse_moses(sides: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
+def parse_moses(files: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
   """Yields the rows of two texts: lines with the same number translate each other.
 
   Args:
-    sides: Name and content of each side.
+    files: Name and content of each file.
   """
-  for number, pair in enumerate(itertools.zip_longest(*(_lines(*text) for text in sides)), 1):
+  for number, pair in enumerate(itertools.zip_longest(*(_lines(*text) for text in files)), 1):
     if None in pair:
-      name = sides[pair.index(None)][0]
-      yield Fault(f"{name}:{number - 1}", "ends before the other side: they may be misaligned")
+      name = files[pair.index(None)][0]
+      yield Fault(
+        f"{name}:{number - 1}",
+        "ends before the other file; check that both are aligned line by line",
+      )
       return
     faults = [item for item in pair if isinstance(item, Fault)]
     yield faults[0] if faults else Row(number, tuple(text for *_, text in pair))
@@ -151,8 +154,8 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
 
   If the first line is a header, such as "anchor TAB positive TAB score", the others are records
   (see `record_rows`). Without one, a column of scores before the pair, as `vmsst mine` writes it,
-  becomes the score of each row (see `text_files.begin_with_scores`). All lines have as many columns
-  as the first. Empty lines are skipped.
+  becomes the score of each row (see `text_files.begin_with_scores`). All lines must have as many
+  columns as the first one. Empty lines are skipped.
   """
   scored = text_files.begin_with_scores(archives.lines(archives.file_chunks(path)))
   layout = "score (most lines begin with a number) TAB " * scored + "source TAB target"
@@ -179,7 +182,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
 
 
 def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
-  """Yields the number, the place and the content of each line of a JSONL file, or its fault."""
+  """Yields the number, location and content of each line of a JSONL file, or its fault."""
   for item in _lines(path, archives.file_chunks(path)):
     if isinstance(item, Fault):
       yield item
@@ -199,12 +202,13 @@ def record_rows(
   """Yields the rows of records: one for each positive of a record.
 
   Args:
-    records: Number and place of each record, for messages, and the record: a sequence of texts, an
-      object, or an object with an inner object at its key "translation". Faults pass through.
+    records: Number and location of each record, for messages, and the record. It is a sequence of
+      texts, an object, or an object with an inner object at its key "translation". Faults pass
+      through.
     pair: The languages of the two sides; if they are known, their codes name the fields.
-    fields: Names of the two fields; any number is then a score (default: by the languages; if both
-      are undetermined, the text fields of the first record, in its order: a pair and its hard
-      negatives, each a text or a list of texts).
+    fields: Names of the two text fields. If omitted, language codes name the fields. Without
+      languages, the text fields are the fields of the first record that contain a text or a list of
+      texts, in this order: source, target, hard negatives.
   """
   names = fields or ()
   for item in records:
@@ -303,7 +307,7 @@ def _unit_row(
   location: tuple[str, int],
   pair: tuple[Language, Language],
 ) -> Iterator[Row | Fault]:
-  """Yields the row of a unit without its end tag, or its fault; nothing for other languages."""
+  """Yields the row of a unit (without its end tag) or a fault; nothing for other languages."""
   path, line = location
   if "\ufffd" in unit:
     yield Fault(f"{path}:{line}", "a character that cannot be decoded")
@@ -347,7 +351,7 @@ def _decode_xml(chunks: Iterable[bytes]) -> Iterator[str]:
         encoding = encoding or (declared[1].decode() if declared else "utf-8")
         decoder = codecs.getincrementaldecoder(encoding)("replace")
       yield decoder.decode(chunk)
-  except (LookupError, UnicodeError) as error:  # not bad characters: they are replaced
+  except (LookupError, UnicodeError) as error:  # bad characters raise no error
     raise archives.DamagedError(str(error)) from None
 
 

@@ -33,12 +33,13 @@ def get_batches(
 ) -> batches.BatchIterator:
   """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
 
-  Each host reads its share of every task, and the hosts' rows together are a batch. So the order of
-  the rows depends on the seed and on the number of hosts. SeqIO and TensorFlow read the rows of
-  tasks that are not a `seqio_tasks.TextTask`; a run that resumes skips the rows that it has seen.
+  Each host reads its share of every task. The rows of all hosts form a batch, so the order of rows
+  depends on the seed and on the number of hosts. Grain reads tasks of the class
+  `seqio_tasks.TextTask`. SeqIO and TensorFlow read other tasks. A resumed run then reads the rows
+  that it was trained on, and skips them.
 
   Batches of sentences of similar length have less padding. With in-batch negatives, they change the
-  loss: the negatives have the length of the translation.
+  loss, because negatives then have about the same length as the translation.
 
   Args:
     cfg: A `DatasetConfig` of T5X, or an object with its fields.
@@ -73,7 +74,7 @@ def get_batches(
   # Warn in training only: an evaluation opens one dataset for every task.
   batches.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
   seed = cfg.seed
-  if seed is None:  # the time, the same one in all processes
+  if seed is None:  # All processes use the time of the first one.
     seed = multihost_utils.broadcast_one_to_all(np.int32(time.time()))
   seed = int(seed)
   size = cfg.batch_size // num_shards
@@ -89,12 +90,10 @@ def get_batches(
     """Returns the rows of a task or mixture, and the shape and dtype of a row."""
     tasks = [task for task in seqio.get_subtasks(source) if cfg.split in task.splits]
     # Text tasks with one tokenizer are read by Grain, without TensorFlow.
-    are_texts = tasks and all(isinstance(task, seqio_tasks.TextTask) for task in tasks)
-    if (
-      are_texts
-      and isinstance(converter, seqio_tasks.BitextFeatureConverter)
-      and all(task.tokenizer == tasks[0].tokenizer for task in tasks)
-    ):
+    are_texts = tasks and all(
+      isinstance(x, seqio_tasks.TextTask) and x.tokenizer == tasks[0].tokenizer for x in tasks
+    )
+    if are_texts and isinstance(converter, seqio_tasks.BitextFeatureConverter):
       texts = [task.texts(cfg.split) for task in tasks]
       seqio_tasks.check_lengths({name: x.shape for name, x in texts[0].spec({}).items()}, lengths)
       columns = texts[0].spec(lengths)
@@ -153,7 +152,7 @@ def _spec(dataset: tf.data.Dataset) -> Spec:
 
 
 def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
-  """Returns the batches of a tf.data dataset; its first iteration must have a fixed order."""
+  """Returns the batches of a tf.data dataset. The order of its first iteration must be fixed."""
   return batches.BatchIterator(_TensorFlowDataset(dataset), _spec(dataset))
 
 

@@ -130,13 +130,13 @@ def languages_in_name(path: str) -> tuple[Language, Language]:
 
 
 def language_code(language: Language) -> str:
-  """Returns a code unique to a language that `languages_in_name` finds in a file name."""
+  """Returns the unique code of a language. `languages_in_name` recognizes it in file names."""
   is_default_script = languages_lib.language(language.iso639_3) == language
   return language.iso639_3 if is_default_script else f"{language.iso639_3}_{language.script}"
 
 
 def language_codes(languages: Iterable[Language]) -> list[str]:
-  """Returns the codes of languages, each once, sorted."""
+  """Returns the distinct codes of languages, sorted."""
   return sorted({language_code(language) for language in languages})
 
 
@@ -170,8 +170,8 @@ def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
   """Yields (source, target) of every pair in the file, in its order; a side may be empty.
 
   Raises:
-    InputError: unequal line counts, text that is not UTF-8, missing columns or fields, a truncated
-      or corrupt file, an unknown entity in TMX, or no pair at all.
+    InputError: the line counts differ, text is not UTF-8, columns or fields are missing, a file is
+      truncated or corrupt, TMX contains an unknown entity, or the bitext has no pair.
   """
   return ((row.texts[0], row.texts[1]) for row in read_rows(bitext))
 
@@ -204,7 +204,7 @@ def read_rows(bitext: BitextFile, *, graded: bool = False) -> Iterator[formats.R
 def _moses_pair(path: str, language_pair: tuple[Language, Language] | None) -> BitextFile:
   unzipped = path.removesuffix(".gz")
   if storage.is_file(unzipped) and storage.is_file(unzipped + ".gz"):
-    raise errors.InputError(f"there are {unzipped} and {unzipped}.gz; remove one")
+    raise errors.InputError(f"both {unzipped} and {unzipped}.gz exist; remove one")
   stem, code = _moses_side(path)
   if code is None:
     raise errors.InputError(
@@ -225,7 +225,7 @@ def _moses_pair(path: str, language_pair: tuple[Language, Language] | None) -> B
   pair = language_pair or (name_pairs[0] if len(name_pairs) == 1 else tuple(by_name))
   if len(pair) != 2 or not paths.keys() >= set(pair):
     raise errors.InputError(
-      f"{path}: it needs one counterpart with a known language code, but there are files in "
+      f"{path} needs one counterpart with a known language code, but the folder has files in "
       f"{', '.join(x.name for x in by_name)}; add it, rename files, or give the languages"
     )
   return BitextFile((paths[pair[0]], paths[pair[1]]), "moses", *pair)

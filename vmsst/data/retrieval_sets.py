@@ -50,10 +50,10 @@ def read(folder: str | os.PathLike[str]) -> RetrievalSet:
   """Reads a set of BEIR, or another set with the same files.
 
   Args:
-    folder: Folder with `corpus.jsonl` (`_id`, `title` and `text` of each document), `queries.jsonl`
-      (`_id` and `text`), and `qrels/dev.tsv` or, without it, `qrels/validation.tsv` or
-      `qrels/test.tsv` (a header, then query id TAB document id TAB grade). Only queries with
-      judgments are kept.
+    folder: Folder with three files. `corpus.jsonl` has the fields `_id`, `title` and `text`, and
+      `queries.jsonl` the fields `_id` and `text`. The judgments are in `qrels/dev.tsv`, otherwise
+      in `qrels/validation.tsv` or `qrels/test.tsv`: a header, then query id TAB document id TAB
+      grade. Queries without judgments are dropped.
 
   Raises:
     InputError: a file is missing or malformed, or judges an unknown query or document.

@@ -338,7 +338,7 @@ def weight_power(weighting: str, temperature: float | None) -> float:
     temperature: Only for "temperature".
 
   Raises:
-    InputError: one of them is wrong.
+    InputError: an argument is invalid.
   """
   errors.check_choice("weighting", weighting, WEIGHTINGS)
   if weighting == "temperature" and temperature is not None and temperature > 0:
@@ -369,7 +369,7 @@ def add(
   max_length: int | None,
   power: float,
 ) -> str:
-  """Registers a mixture and its tasks unless it is registered; returns its name.
+  """Registers a mixture and its tasks, unless they exist already. Returns the mixture's name.
 
   Args:
     name: Name of the mixture; its tasks are `NAME_deu_eng` and so on.

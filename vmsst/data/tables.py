@@ -279,17 +279,17 @@ def check_vectors(folder: str, counts: Mapping[BitextFile, int]) -> None:
 
 
 class VectorColumn:
-  """The vectors of one side of rows of several arrays [lines, 2, S].
+  """The vectors of the sources or of the targets, from arrays [lines, 2, S].
 
   Args:
     arrays: The vectors.
-    side: 0 or 1.
+    index: 0 for sources, 1 for targets.
     line_N: The line of each row, counted through all arrays (default: all lines).
   """
 
-  def __init__(self, arrays: Sequence[np.ndarray], side: int, line_N: np.ndarray | None = None):
+  def __init__(self, arrays: Sequence[np.ndarray], index: int, line_N: np.ndarray | None = None):
     self._arrays = arrays
-    self._side = side
+    self._index = index
     self._line_N = line_N
     self._starts = np.cumsum([0, *map(len, arrays)])
 
@@ -300,5 +300,5 @@ class VectorColumn:
     vector_BS = np.empty([len(line_B), self._arrays[0].shape[2]], np.float32)
     for number in np.unique(array_B):
       rows = array_B == number
-      vector_BS[rows] = self._arrays[number][line_B[rows] - self._starts[number], self._side]
+      vector_BS[rows] = self._arrays[number][line_B[rows] - self._starts[number], self._index]
     return vector_BS

@@ -37,8 +37,8 @@ class TrainingSet:
   Attributes:
     data: One or several files (TSV, JSONL, TMX, Moses; see docs/training.md), or rows: pairs of
       texts with any hard negatives after them, or dictionaries, such as a Hugging Face dataset.
-    roles: What the two texts of a pair are: "query" and "document" get the encoder's prompts for
-      them, None the prompt of `encode` (default: by the names of the columns).
+    roles: Roles of the two texts of a pair. "query" and "document" select the encoder's prompts for
+      them, None selects the prompt of `encode` (default: by the names of the columns).
     prompts: Texts before the first and the second text of a pair, instead of the encoder's.
     languages: Codes of the languages of the two texts.
     negatives: Maximum number of hard negatives of a pair (default: all).
@@ -135,7 +135,7 @@ def _paths(data: Any) -> list[str]:
 def open_set(
   name: str, settings: TrainingSet, prompts: Mapping[Role | None, str] | None = None
 ) -> OpenSet:
-  """Reads and checks a set; leaves out pairs without one of the texts.
+  """Reads and checks a set. Leaves out pairs in which a text is missing.
 
   Args:
     name: Name for messages.
@@ -267,7 +267,7 @@ def get_batches(
     num_shards: Number of shares.
     converter: Not used.
     sets: The sets.
-    vocabulary: Tokenizes the texts; it adds no prompt.
+    vocabulary: Tokenizes the texts. It must not add a prompt.
     max_length: Tokens of a text; longer ones are cut.
     sampling_power: Sets without a weight are sampled in proportion to this power of their size.
     mixed: Whether a batch has rows of all sets, sampled at the same rates.

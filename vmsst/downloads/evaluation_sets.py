@@ -1,9 +1,9 @@
 """Lists and downloads the evaluation sets of the benchmarks.
 
-`catalog.json` contains their addresses and licenses; long lists of files are in `files.tsv`, with
-the size and Git blob id of each file. Files are stored below a data root, in the layout that
-`vmsst.evaluation.benchmarks` reads. For sets that cannot be downloaded automatically, the catalog
-contains instructions.
+`catalog.json` contains the addresses and licenses of the sets. Long lists of files are in
+`files.tsv`, with the size and Git blob id of each file. `download` writes files below a data root,
+in the layout that `vmsst.evaluation.benchmarks` reads. If a set cannot be downloaded automatically,
+the catalog contains instructions instead.
 """
 
 import csv
@@ -27,8 +27,8 @@ from vmsst.io import archives, input_files
 from vmsst.jobs import outputs
 
 ALL = "all"
-PART = "@part"
-"""Stands for a column that contains the name of a row's part."""
+SPLIT = "@split"
+"""Stands for a column with the name of the row's split."""
 
 _CATALOG = pathlib.Path(__file__).with_name("catalog.json")
 _FILES = pathlib.Path(__file__).with_name("files.tsv")  # Set, path, bytes, Git blob id.
@@ -41,8 +41,8 @@ class Item(fetch.File):
   """A file of a set.
 
   Attributes:
-    to: Its path below the data root; "" if it is unpacked or joined.
-    path: Its path in the temporary folder.
+    to: Path below the data root; "" if the file is an archive or a table to join.
+    path: Path in the temporary folder.
   """
 
   to: str = ""
@@ -56,30 +56,30 @@ class Unpack:
   Attributes:
     members: Pattern of member names.
     into: Folder below the data root.
-    flat: Whether to drop all folders of member names; else only the first is dropped.
-    most: Maximum size of an archive's unpacked members, in bytes.
+    flat: Whether to drop all folders from member names, or only the first folder.
+    max_bytes: Maximum size of an archive's unpacked members, in bytes.
   """
 
   members: str
   into: str
   flat: bool
-  most: int
+  max_bytes: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-  """How tables of a set are joined.
+  """How the splits of a table (such as dev and test) are joined into one file.
 
   Attributes:
-    to: Path of each table below the data root; "{name}" stands for any name.
-    parts: Maps names of its parts to their paths, which contain "{name}" too.
-    quoted: Whether fields of the parts may be in quotes.
+    to: Path of the joined table below the data root. "{name}" stands for any name.
+    splits: Path of each split by name. The paths contain "{name}" too.
+    quoted: Whether fields in the files may be quoted.
     header: Whether to write a header line.
-    columns: Maps each column to write to a column of the parts, or to `PART`.
+    columns: Source column of each column to write: a column of the files, or `SPLIT`.
   """
 
   to: str
-  parts: Mapping[str, str]
+  splits: Mapping[str, str]
   quoted: bool
   header: bool
   columns: Mapping[str, str]
@@ -94,11 +94,11 @@ class EvaluationSet:
     title: Short description.
     license: Name of the license.
     page: Address of its publication.
-    folder: Its folder below the data root.
-    items: Its files.
-    unpack: How to unpack archives, or None.
-    tables: How to join parts of tables, or None.
-    by_hand: Instructions if it cannot be downloaded; else "".
+    folder: Folder below the data root.
+    items: Files to download.
+    unpack: How to unpack archives, if the set has any.
+    tables: How to join the splits of tables, if the set has any.
+    by_hand: Instructions if the set must be downloaded by hand; else "".
   """
 
   name: str
@@ -112,17 +112,17 @@ class EvaluationSet:
   by_hand: str = ""
 
   @property
-  def table_parts(self) -> dict[str, dict[str, str]]:
-    """Maps the path of each joined table to the paths of its parts."""
+  def table_splits(self) -> dict[str, dict[str, str]]:
+    """Maps the path of each joined table to the paths of its splits."""
     if self.tables is None:
       return {}
-    first = next(iter(self.tables.parts.values()))
+    first = next(iter(self.tables.splits.values()))
     pattern = re.escape(first).replace(re.escape("{name}"), "(?P<name>.*)")
     matches = (re.fullmatch(pattern, item.path) for item in self.items)
     names = [match.groupdict().get("name", "") for match in matches if match]
     return {
       self.tables.to.replace("{name}", name): {
-        part: path.replace("{name}", name) for part, path in self.tables.parts.items()
+        split: path.replace("{name}", name) for split, path in self.tables.splits.items()
       }
       for name in names
     }
@@ -130,33 +130,33 @@ class EvaluationSet:
 
 @functools.cache
 def catalog() -> Mapping[str, EvaluationSet]:
-  """Returns all sets, by name."""
+  """Returns all sets by name."""
   entries = json.loads(_CATALOG.read_text(encoding="utf-8"))
   return {name: _entry(name, entry) for name, entry in entries.items()}
 
 
 def find(names: Iterable[str]) -> list[EvaluationSet]:
-  """Returns the named sets, each once, in the order of the catalog; "all" stands for all sets.
+  """Looks sets up by name, and returns them in the order of the catalog. "all" means all sets.
 
   Raises:
     InputError: a name is unknown.
   """
-  wanted, known = set(names), catalog()
-  for name in wanted:
-    errors.check_choice("evaluation set", name, [*known, ALL])
-  return [entry for name, entry in known.items() if name in wanted or ALL in wanted]
+  names_set, all_sets = set(names), catalog()
+  for name in names_set:
+    errors.check_choice("evaluation set", name, [*all_sets, ALL])
+  return [entry for name, entry in all_sets.items() if name in names_set or ALL in names_set]
 
 
 def choose(names: Iterable[str]) -> list[EvaluationSet]:
-  """Returns the named sets, as `find` does, except those of "all" that cannot be downloaded.
+  """Looks sets up by name, like `find`. "all" means all sets that can be downloaded.
 
   Raises:
-    InputError: a name is unknown, or its set must be downloaded by hand; the message explains how.
+    InputError: a name is unknown, or its set must be downloaded by hand. The message explains how.
   """
-  wanted = set(names)
-  selected = find(wanted)
+  names_set = set(names)
+  selected = find(names_set)
   for entry in selected:
-    if entry.by_hand and entry.name in wanted:
+    if entry.by_hand and entry.name in names_set:
       raise errors.InputError(
         f"{entry.name} must be downloaded by hand, into {entry.folder} below the data root: "
         f"{entry.by_hand}; see {entry.page}"
@@ -166,90 +166,93 @@ def choose(names: Iterable[str]) -> list[EvaluationSet]:
 
 def download(
   fetcher: fetch.Fetcher,
-  chosen: EvaluationSet,
+  entry: EvaluationSet,
   root: storage.Path,
   report: Callable[[str], None] = lambda line: None,
 ) -> list[storage.Path]:
   """Downloads a set below a data root.
 
-  A note in `.downloads/NAME.json` there marks a complete set, whose files are not downloaded again.
-  Incomplete files are in `.downloads/NAME`; the next call resumes them. The files of an object
-  store are downloaded to a temporary folder first.
+  The file `.downloads/NAME.json` below the root marks a complete set. It lists the checksums of the
+  set's files. If all files still match, nothing is downloaded. Incomplete files are in
+  `.downloads/NAME`, and the next call resumes them. If the root is in an object store, files are
+  downloaded to a temporary folder and then uploaded.
 
   Args:
     fetcher: Downloads files.
-    chosen: The set.
+    entry: The set.
     root: The data root, local or in an object store.
-    report: Is called with lines for people.
+    report: Called with each line of progress.
 
   Returns:
-    Its files.
+    The files of the set.
 
   Raises:
-    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a joined table exists with other
-      content.
+    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a joined table exists with
+      different content.
   """
-  if storage.is_file(note := _note(chosen, root)):
+  if storage.is_file(note := _note(entry, root)):
     digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
     if all(storage.is_file(x) and input_files.sha256(x) == digests[x] for x in digests):
-      report(f"{chosen.name}: complete")
+      report(f"{entry.name}: complete")
       return [*digests]
   if storage.is_url(root):
     with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
       local = pathlib.Path(folder)
-      files = [*_download(fetcher, chosen, local, report), _note(chosen, local)]
+      files = [*_download(fetcher, entry, local, report), _note(entry, local)]
       paths = [root / path.relative_to(local).as_posix() for path in files]
-      for path, target in zip(files, paths, strict=True):  # The note is last.
+      # The marker is the last file, so it appears only after all other files.
+      for path, target in zip(files, paths, strict=True):
         storage.upload(path, os.fspath(target))
     paths.pop()
   else:
-    paths = _download(fetcher, chosen, pathlib.Path(root), report)
-  report(f"{chosen.name}: {len(paths):,} files in {root / chosen.folder}")
+    paths = _download(fetcher, entry, pathlib.Path(root), report)
+  report(f"{entry.name}: {len(paths):,} files in {root / entry.folder}")
   return paths
 
 
 def _download(
   fetcher: fetch.Fetcher,
-  chosen: EvaluationSet,
+  entry: EvaluationSet,
   root: pathlib.Path,
   report: Callable[[str], None],
 ) -> list[pathlib.Path]:
-  stage = root / _STAGE / chosen.name
+  stage = root / _STAGE / entry.name
   paths, staged = [], {}
-  for item in chosen.items:
+  for item in entry.items:
     path = root / item.to if item.to else stage / item.path
     fetcher.fetch(item, path)
     if item.to:
       paths.append(path)
     else:
       staged[item.path] = path
-  if how := chosen.unpack:
+  if how := entry.unpack:
 
-    def place(name: str) -> str | None:
-      parts = name.split("/")
-      if not fnmatch.fnmatchcase(name, how.members) or parts[-1].startswith("._"):
+    def target_path(member: str) -> str | None:
+      _, _, without_first_folder = member.partition("/")
+      name = member.rpartition("/")[2]
+      if not fnmatch.fnmatchcase(member, how.members) or name.startswith("._"):
         return None  # macOS stores metadata in "._" files.
-      return parts[-1] if how.flat else "/".join(parts[1:]) or None
+      return name if how.flat else without_first_folder or None
 
     for path in staged.values():
-      report(f"{chosen.name}: unpacking {path.name}")
-      paths += archives.unpack(path, root / how.into, place, how.most)
-  if chosen.tables is not None:
-    for to, parts in chosen.table_parts.items():
+      report(f"{entry.name}: unpacking {path.name}")
+      paths += archives.unpack(path, root / how.into, target_path, how.max_bytes)
+  if entry.tables is not None:
+    for to, splits in entry.table_splits.items():
       joined = stage / "joined.tsv"
-      _join({part: staged[path] for part, path in parts.items()}, chosen.tables, joined)
+      _join({split: staged[path] for split, path in splits.items()}, entry.tables, joined)
       archives.check_replaceable(root / to, joined)
       (root / to).parent.mkdir(parents=True, exist_ok=True)
       os.replace(joined, root / to)
       paths.append(root / to)
   digests = {path.relative_to(root).as_posix(): input_files.sha256(path) for path in paths}
-  outputs.write_json(_note(chosen, root), digests)
+  outputs.write_json(_note(entry, root), digests)
   shutil.rmtree(stage, ignore_errors=True)
   return paths
 
 
 def describe(entry: EvaluationSet) -> str:
-  """Returns a readable description of a set."""
+  """Returns several lines about a set: its folder, license, size and page."""
   lines = [
     f"{entry.name}: {entry.title}",
     f"  folder   {entry.folder}",
@@ -268,12 +271,12 @@ def describe(entry: EvaluationSet) -> str:
   return "\n".join(lines)
 
 
-def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
-  """Writes the rows of TAB-separated tables, by name, to one; white space is normalized."""
+def _join(splits: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
+  """Joins the TAB-separated files of the splits into one table, and normalizes white space."""
   with open(path, "w", encoding="utf-8", newline="") as out:
     if how.header:
       out.write("\t".join(how.columns) + "\n")
-    for name, source in parts.items():
+    for split, source in splits.items():
       with open(source, encoding="utf-8-sig", newline="") as stream:
         for row in csv.DictReader(
           stream,
@@ -281,23 +284,23 @@ def _join(parts: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) ->
           quoting=csv.QUOTE_MINIMAL if how.quoted else csv.QUOTE_NONE,
           strict=True,
         ):
-          row[PART] = name
+          row[SPLIT] = split
           out.write("\t".join(" ".join(row[x].split()) for x in how.columns.values()) + "\n")
 
 
-def _note(chosen: EvaluationSet, root: storage.Path) -> storage.Path:
-  """Returns the path of the note that marks a complete set."""
-  return root / _STAGE / f"{chosen.name}.json"
+def _note(entry: EvaluationSet, root: storage.Path) -> storage.Path:
+  """Returns the path of the file that marks a complete set."""
+  return root / _STAGE / f"{entry.name}.json"
 
 
 def _entry(name: str, entry: dict[str, Any]) -> EvaluationSet:
   items = [{"path": file["url"].rpartition("/")[2], **file} for file in entry.pop("files", ())]
-  if listed := entry.pop("list", None):
-    into = listed.get("into")
+  if file_list := entry.pop("list", None):
+    into = file_list.get("into")
     for line in _FILES.read_text(encoding="utf-8").splitlines():
       of_set, path, size, blob = line.split("\t")
       if of_set == name:
         to = f"{into}/{path.rpartition('/')[2]}" if into else ""
-        file = {"url": listed["base"] + path, "size": int(size) if size else None}
+        file = {"url": file_list["base"] + path, "size": int(size) if size else None}
         items.append({**file, "checksum": f"git:{blob}", "to": to, "path": path})
   return msgspec.convert({**entry, "name": name, "items": items}, EvaluationSet)

@@ -35,8 +35,8 @@ class File:
   Attributes:
     url: HTTPS, or HTTP on this machine.
     size: Published size in bytes, if known.
-    kib: Published size in KiB, rounded down, if only that is known.
-    checksum: "sha256:HEX", or "git:HEX", the id of a Git blob; "" if none is published.
+    kib: Published size in KiB, rounded down, if the size in bytes is unknown.
+    checksum: "sha256:HEX", or "git:HEX" with the id of a Git blob; "" if none is published.
   """
 
   url: str
@@ -45,7 +45,7 @@ class File:
   checksum: str = ""
 
   def difference(self, path: pathlib.Path) -> str:
-    """Returns how a file on disk differs from the published one, as "has ..., not ...", or ""."""
+    """Describes how a file on disk differs from the published file; "" if it does not."""
     if problem := self.size_difference(path.stat().st_size):
       return problem
     if not self.checksum:
@@ -59,7 +59,7 @@ class File:
     return "" if actual == expected else f"has the {kind} checksum {actual}, not {expected}"
 
   def size_difference(self, size: int) -> str:
-    """Returns how a number of bytes differs from the published size, or ""."""
+    """Describes how a size in bytes differs from the published size; "" if it does not."""
     if self.size in (None, size) and self.kib in (None, size >> 10):
       return ""
     published = f"{self.kib:,} KiB" if self.size is None else f"{self.size:,}"
@@ -70,18 +70,18 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
   """Follows redirects to allowed addresses."""
 
   def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):
-    """Returns the request to the new address."""
+    """Checks the new address and returns the request to it."""
     check_address(newurl)
     return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 class Fetcher:
-  """Downloads files, with a progress bar each.
+  """Downloads files, with a progress bar for each file.
 
   Args:
-    attempts: Attempts in a row without new bytes before an error is raised.
+    attempts: Number of consecutive attempts without new bytes before an error is raised.
     timeout: Seconds to wait for a connection or for more bytes.
-    pause: Seconds before the second attempt; doubles with every further one.
+    pause: Seconds before the second attempt. The pause doubles after each attempt.
   """
 
   def __init__(self, *, attempts: int = 6, timeout: float = 60.0, pause: float = 1.0):
@@ -92,13 +92,13 @@ class Fetcher:
     self._opener.addheaders = [("User-Agent", f"vmsst/{vmsst.__version__}")]
 
   def fetch(self, file: File, path: pathlib.Path) -> bool:
-    """Downloads a file to `path`, unless it is there.
+    """Downloads a file to `path`, unless it exists.
 
-    An incomplete file is next to it, and its name identifies its version. After an interruption,
-    the next call resumes it, or starts over if the file at that address has changed.
+    During the download, the bytes are in a file next to `path`. After an interruption, the next
+    call resumes the download. If the file on the server has changed, the call starts over.
 
     Returns:
-      Whether anything was downloaded: False if `path` has the published size and checksum.
+      Whether anything was downloaded. False if `path` has the published size and checksum.
 
     Raises:
       InputError: the file cannot be downloaded, or differs from the published one.
@@ -108,18 +108,18 @@ class Fetcher:
         raise errors.InputError(f"{path} {problem}; remove it to download it again")
       return False
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = self._persist(
+    part_file = self._persist(
       file.url,
       lambda: self._receive(file, path),
-      lambda: sum(part.stat().st_size for part in _parts(path)),
+      lambda: sum(part_file.stat().st_size for part_file in _parts(path)),
     )
-    if problem := file.difference(part):
-      part.unlink()
+    if problem := file.difference(part_file):
+      part_file.unlink()
       raise errors.InputError(
-        f"{file.url}: the file {problem}: it has changed, or was altered on the way, and was not "
-        "kept; rerun the same command"
+        f"{file.url}: the file {problem}: it has changed on the server or was damaged in transit; "
+        "it was deleted; rerun the same command"
       )
-    os.replace(part, path)
+    os.replace(part_file, path)
     return True
 
   def read(self, url: str) -> bytes:
@@ -132,7 +132,7 @@ class Fetcher:
     return self._persist(url, attempt, lambda: 0)
 
   def _persist(self, url: str, attempt: Callable[[], _T], progress: Callable[[], int]) -> _T:
-    """Returns the result of an attempt, after retries; new bytes reset their count."""
+    """Retries an attempt until it succeeds, and returns its result. New bytes reset the count."""
     furthest = failures = 0
     while True:
       try:
@@ -159,15 +159,15 @@ class Fetcher:
     return response
 
   def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
-    """Downloads the missing bytes in one attempt; returns the complete part."""
-    parts = _parts(path)
-    # The last byte again, because a server has no range after the end of a complete part.
-    start = max(parts[0].stat().st_size - 1, 0) if len(parts) == 1 else 0
+    """Downloads the missing bytes in one attempt; returns the complete part file."""
+    partials = _parts(path)
+    # Request the last byte too: if all bytes are there, a server rejects a range after the end.
+    start = max(partials[0].stat().st_size - 1, 0) if len(partials) == 1 else 0
     try:
       response = self._open(file.url, start)
     except urllib.error.HTTPError as error:
       if error.code == 416:  # The file has become shorter.
-        _remove(parts)
+        _remove(partials)
       raise
     with response:
       if response.status != 206:
@@ -178,17 +178,17 @@ class Fetcher:
         problem = "has an unknown length"
       if problem:
         raise errors.InputError(
-          f"{file.url} {problem}; check whether the file has changed, and put it at {path} by hand"
+          f"{file.url} {problem}; check whether the file has changed, and copy it to {path} by hand"
         )
       version = response.headers["ETag"] or response.headers["Last-Modified"]
-      part = part_path(path, file, version or "", total)
+      partial = part_path(path, file, version or "", total)
       in_range = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-      if start and not (part in parts and in_range):
-        _remove(parts)
+      if start and not (partial in partials and in_range):
+        _remove(partials)
         raise ConnectionError("the file has changed")
-      _remove([former for former in parts if former != part])
+      _remove([former for former in partials if former != partial])
       with (
-        open(part, "r+b" if start else "wb") as stream,
+        open(partial, "r+b" if start else "wb") as stream,
         progress_bar.Bar(
           desc=path.name, initial=start, total=total, unit="B", unit_scale=True, leave=False
         ) as bar,
@@ -199,20 +199,24 @@ class Fetcher:
           bar.update(len(chunk))
         if total is not None and stream.tell() < total:
           raise ConnectionError(f"it ended after {stream.tell():,} of {total:,} bytes")
-    return part
+    return partial
 
 
 def part_path(path: pathlib.Path, file: File, version: str, total: int | None) -> pathlib.Path:
-  """Returns the path of an incomplete file, which only the same version of a file resumes.
+  """Returns the path of an incomplete file. Its name contains a hash of the file's version.
+
+  A download therefore resumes only if the file on the server is still the same version.
 
   Args:
-    path: The path of the complete file.
+    path: Path of the complete file.
     file: The file.
-    version: Identifies the version of the file on the server; "": unknown.
-    total: Bytes of the complete file, if known.
+    version: Version of the file on the server; "" if unknown.
+    total: Size of the complete file in bytes, if known.
   """
   if not version and not file.checksum:
-    version = str(time.time_ns())  # Nothing would show that two parts are of one version.
+    # Without a version or checksum, two halves of different versions would go unnoticed. A unique
+    # name prevents resuming.
+    version = str(time.time_ns())
   digest = hashlib.sha256(f"{file.url}\n{version}\n{total}".encode()).hexdigest()
   return path.with_name(f".{path.name}.{digest[:16]}.vmsst-part")
 
@@ -221,13 +225,13 @@ def _parts(path: pathlib.Path) -> list[pathlib.Path]:
   return list(path.parent.glob(f".{glob.escape(path.name)}.*.vmsst-part"))
 
 
-def _remove(parts: list[pathlib.Path]) -> None:
-  for part in parts:
-    part.unlink()
+def _remove(paths: list[pathlib.Path]) -> None:
+  for path in paths:
+    path.unlink()
 
 
 def check_address(url: str) -> None:
   """Raises InputError if an address is neither HTTPS nor on this machine."""
-  parts = urllib.parse.urlsplit(url)
-  if parts.scheme != "https" and not (parts.scheme == "http" and parts.hostname in _LOCAL):
+  address = urllib.parse.urlsplit(url)
+  if address.scheme != "https" and not (address.scheme == "http" and address.hostname in _LOCAL):
     raise errors.InputError(f"{url!r} is not an HTTPS address; nothing was downloaded from there")

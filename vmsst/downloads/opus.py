@@ -1,7 +1,7 @@
 """Lists and downloads OPUS releases.
 
-A release is one corpus in one version for one language pair: a zip of two files of aligned lines,
-stored as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API.
+A release is one version of a corpus for one language pair: a zip of two files with aligned lines.
+`download` writes it as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API.
 """
 
 import os
@@ -25,11 +25,11 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 _FILE = re.compile(r"([A-Za-z0-9_]{1,40})-([A-Za-z0-9_]{1,40})\.txt\.zip")
 
 Keep = Callable[[str, str], bool]
-"""Returns whether a pair of OPUS language codes is wanted."""
+"""Filter of language pairs, called with two OPUS codes."""
 
 
 class Release(msgspec.Struct, frozen=True):
-  """One file of OPUS, as in a response of the OPUS API.
+  """A file of OPUS, with the fields that the OPUS API returns.
 
   Attributes:
     corpus: Name of the corpus.
@@ -38,7 +38,7 @@ class Release(msgspec.Struct, frozen=True):
     target: OPUS code of the second language.
     url: Address of the file.
     kib: Size in KiB, rounded down.
-    alignment_pairs: Number of sentence pairs, or something else if OPUS does not list it.
+    alignment_pairs: Number of sentence pairs. If OPUS does not list the number, another type.
   """
 
   corpus: str
@@ -51,7 +51,7 @@ class Release(msgspec.Struct, frozen=True):
 
   @property
   def pairs(self) -> int | None:
-    """Number of sentence pairs, or None if OPUS does not list it."""
+    """Number of sentence pairs, if OPUS lists it."""
     return self.alignment_pairs if isinstance(self.alignment_pairs, int) else None
 
   @property
@@ -70,18 +70,18 @@ class _List(msgspec.Struct):
 def releases(
   fetcher: fetch.Fetcher, corpora: Iterable[tuple[str, str | None]], keep: Keep
 ) -> list[Release]:
-  """Returns the releases of some corpora, in their order, without files that have no pairs.
+  """Returns the releases of corpora, in the order of the corpora. Empty releases are omitted.
 
   Args:
     fetcher: Downloads the lists.
-    corpora: Names, each with a version or None for the latest.
+    corpora: Corpus names, each with a version, or None for the latest version.
     keep: Selects language pairs.
 
   Raises:
     InputError: OPUS has no such corpus or version, or a record is not a release.
-    msgspec.DecodeError: the response is not a list of OPUS.
+    msgspec.DecodeError: the response is not a list of releases.
   """
-  listed = []
+  selected = []
   for corpus, version in corpora:
     query = {"corpus": corpus, "version": version or LATEST, "preprocessing": "moses"}
     url = f"{API}?{urllib.parse.urlencode(query)}"
@@ -91,30 +91,37 @@ def releases(
         f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
       )
     for release in content.corpora:
-      _check(release)
+      # The list is untrusted, and its names become a path.
+      file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
+      is_moses = file is not None and file.groups() == (release.source, release.target)
+      if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
+        raise errors.InputError(
+          f"OPUS lists a record that is not a release in Moses format: {release!r}"
+        )
+      fetch.check_address(release.url)
       if release.pairs != 0 and keep(release.source, release.target):
-        listed.append(release)
-  return listed
+        selected.append(release)
+  return selected
 
 
 def download(
   fetcher: fetch.Fetcher,
-  chosen: Sequence[Release],
+  releases: Sequence[Release],
   root: storage.Path,
   report: Callable[[Release, bool], None] = lambda release, fetched: None,
 ) -> None:
-  """Downloads the files of releases below a root, except those that are there.
+  """Downloads releases below a root. Existing files are only checked.
 
   Args:
     fetcher: Downloads files.
-    chosen: The releases.
-    root: A folder, local or in an object store; a file is uploaded to a store when it is complete.
-    report: Is called after each release, with whether it was downloaded.
+    releases: The releases.
+    root: A folder, local or in an object store. Only complete files are uploaded to a store.
+    report: Called after each release with the release and whether it was downloaded.
 
   Raises:
     InputError: as `fetch.Fetcher.fetch`.
   """
-  for release in chosen:
+  for release in releases:
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
     if not storage.is_url(path):
       fetched = fetcher.fetch(file, pathlib.Path(path))
@@ -129,49 +136,41 @@ def download(
 
 
 def every_pair(source: str, target: str) -> bool:
-  """Keeps every language pair."""
+  """A filter that accepts every language pair."""
   return True
 
 
 def pairs_among(texts: Iterable[str]) -> Keep:
-  """Returns a filter of language pairs such as "de-en", in either order and with any codes.
+  """Returns a filter that accepts these language pairs, in either order.
+
+  Args:
+    texts: Language pairs such as "de-en". Codes of the same language are equal, such as en and eng.
 
   Raises:
     InputError: a text is not a pair of codes.
   """
-  wanted = set()
+  pairs = set()
   for text in texts:
     source, dash, target = text.partition("-")
     if not (dash and source and target and "-" not in target):
       raise errors.InputError(f"{text!r} is not a language pair; write it as de-en or en-pt_BR")
-    wanted.add(frozenset(map(_comparable, (source, target))))
-  return lambda source, target: frozenset(map(_comparable, (source, target))) in wanted
+    pairs.add(frozenset(map(_comparable, (source, target))))
+  return lambda source, target: frozenset(map(_comparable, (source, target))) in pairs
 
 
 def _comparable(code: str) -> languages.Language | str:
   return languages.opus_language(code) or code.lower()
 
 
-def _check(release: Release) -> None:
-  """Raises InputError for an untrusted record that is no release; its names are part of a path."""
-  file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
-  is_moses = file is not None and file.groups() == (release.source, release.target)
-  if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
-    raise errors.InputError(
-      f"OPUS lists a record that is not a release in Moses format: {release!r}"
-    )
-  fetch.check_address(release.url)
-
-
-def describe(chosen: Sequence[Release]) -> Iterator[str]:
-  """Yields a table of releases: a line for each, their total, and their licenses."""
-  for x in chosen:
+def describe(releases: Sequence[Release]) -> Iterator[str]:
+  """Yields lines of text: one per release, the total, and where to read each license."""
+  for x in releases:
     pairs = "" if x.pairs is None else f"{x.pairs:,}"
     name = f"{x.source}-{x.target}"
     yield f"{x.corpus:<20} {x.version:<14} {name:<14} {pairs:>14} pairs {x.kib / 1024:>10,.1f} MiB"
-  total = sum(x.kib for x in chosen) / 1024
-  count = sum(x.pairs or 0 for x in chosen)
-  yield f"{len(chosen):,} files, {count:,} pairs, {total:,.1f} MiB to download unless present"
-  for corpus in dict.fromkeys(x.corpus for x in chosen):
+  total = sum(x.kib for x in releases) / 1024
+  count = sum(x.pairs or 0 for x in releases)
+  yield f"{len(releases):,} files, {count:,} pairs, {total:,.1f} MiB to download unless present"
+  for corpus in dict.fromkeys(x.corpus for x in releases):
     page = f"{SITE}/{corpus}/corpus/version/{corpus}"
     yield f"license: in each archive (LICENSE, README), and at {page}"

@@ -182,8 +182,8 @@ class EncoderSource:
       name: Name or path of the encoder.
       load: Returns name and encoder in another process, as `loading.open_encoder` does. It must be
         picklable.
-      **options: Options of each call of `encode` that change no vectors but by rounding, such as
-        `batch_size`.
+      **options: Options of each call of `encode`, such as `batch_size`. They may change vectors by
+        rounding error only.
     """
     self.identity = identity(encoder, name)
     self._encoder, self.load, self.options = encoder, load, options

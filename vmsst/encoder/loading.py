@@ -117,7 +117,7 @@ def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
   For mT5, the result includes the decoder, so that training can start from it. Arguments and errors
   are as in `read`.
   """
-  with _open_source(path, whole=True) as (_, _, released):
+  with _open_source(path, for_training=True) as (_, _, released):
     if released is not None:
       return released.params()
   return read(path).arrays
@@ -162,19 +162,19 @@ def convert(
   if is_laser:
     return laser.convert(folder)
   if is_mt5:
-    return mt5.convert(folder, vocabulary=vocabulary, whole=whole)
+    return mt5.convert(folder, vocabulary=vocabulary, with_decoder=whole)
   return sentence_transformers.read(folder, prefix=prefix)
 
 
 @contextlib.contextmanager
 def _open_source(
-  path: str | os.PathLike[str], *, whole: bool = False
+  path: str | os.PathLike[str], *, for_training: bool = False
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
   """Yields an encoder's name, its local folder, and the converted encoder if it is a released one.
 
-  The name is None if the path of the parameters serves as the name. A released encoder without a
-  vocabulary is an error unless `whole` is true. On exit, parameters that were copied from a store
-  are deleted.
+  The name is None if the path of the parameters serves as the name. Training can start from an
+  encoder without a vocabulary, and reads the decoder of mT5, too. On exit, parameters that were
+  copied from a store are deleted.
   """
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
   if not os.fspath(path) or folder.is_file():
@@ -200,12 +200,12 @@ def _open_source(
   names = {*os.listdir(folder)} if folder.is_dir() else set()
   released = None
   if not names >= _EXPORT and (names & _RELEASED or any(x.endswith(".pt") for x in names)):
-    released = convert(folder, whole=whole)
-    if released.assets is None and not whole:
+    released = convert(folder, whole=for_training)
+    if released.assets is None and not for_training:
       raise errors.InputError(
-        f"{folder} has no {tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} of T5, to encode "
-        "texts with: save one with transformers' AutoTokenizer. Only training can start from it as "
-        "it is"
+        f"{folder} has no vocabulary ({tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} for "
+        "T5), so it cannot encode texts; save one with AutoTokenizer. Only training "
+        "can start without a vocabulary"
       )
   yield name, folder, released
 

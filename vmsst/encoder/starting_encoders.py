@@ -89,7 +89,7 @@ def vocabulary(
   prefix: str | None = None,
   prompts: Mapping[str, str] | None = None,
 ) -> vocabularies.Vocabulary:
-  """Returns the vocabulary of an encoder, and overrides the settings that are given.
+  """Returns the vocabulary of an encoder, with the settings that the other arguments override.
 
   Args:
     checkpoint: A path that `vmsst.load` opens.

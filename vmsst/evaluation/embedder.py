@@ -1,4 +1,4 @@
-"""Embeds texts for tasks, in parts that any process can compute."""
+"""Embeds the texts of evaluation tasks, in chunks that any process can compute."""
 
 import dataclasses
 import functools
@@ -13,24 +13,26 @@ from vmsst.io import progress_bar
 from vmsst.search import exact_search
 
 WINDOW = 1 << 14
-"""Texts of a part."""
+"""Number of texts in a chunk."""
 BLOCK = 1 << 12
-"""Split texts whose pieces have vectors in memory at once."""
+"""Number of split texts for which the vectors of all pieces are in memory at once."""
 
 Arrays = dict[str, np.ndarray]
-"""What is computed from a part, by name."""
+"""Results of a chunk, by name."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Side:
-  """Texts of one language.
+class TextSet:
+  """Texts in one language.
 
   Attributes:
-    language: Language code in the benchmark's files; `vmsst.languages.language` accepts it.
+    language: Language code from the benchmark's files, in any form that
+      `vmsst.languages.language` accepts.
     texts: The texts, in file order.
-    method: Method of the encoder, if it has it. Others than `encode` are for large tasks.
-    split: Splits a text into pieces, whose mean vector it gets, for large tasks; default: not
-      split.
+    method: Method of the encoder to call. If the encoder does not have it, `encode` is called. Only
+      large tasks may use another method than `encode`.
+    split: Splits a text into pieces; the text gets the mean of their vectors. Only large tasks may
+      use this (default: texts are not split).
   """
 
   language: str
@@ -40,13 +42,13 @@ class Side:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-  """What one process computes at once.
+class Chunk:
+  """Work for one process.
 
   Attributes:
-    content: What it is computed from; must be picklable.
-    key: What identifies the content, as JSON.
-    size: What the progress bar counts.
+    content: Input of the computation; must be picklable.
+    key: Identifies the content; must be serializable as JSON.
+    size: Number of units on the progress bar.
     title: Name for messages.
   """
 
@@ -61,18 +63,18 @@ class Embedder:
 
   Args:
     encoder: An object with `encode(texts)`.
-    name: Its name or path.
-    dimensions: To how many first dimensions vectors are cut for further results.
-    search: Finds the nearest vectors of a knowledge base.
-    load: Returns name and encoder in other processes, for subclasses that have any.
+    name: Name or path of the encoder.
+    dimensions: Truncated sizes to evaluate besides the full vectors.
+    search: Finds the nearest vectors in a knowledge base.
+    load: Returns name and encoder in another process, for subclasses that use several processes.
 
   Attributes:
-    scratch: Folder for temporary files of large tasks, which other processes see too; None: they
-      use one of the system.
+    scratch: Folder for temporary files of large tasks, readable by all processes. If it is None,
+      each task creates a temporary folder.
     source: Opens the encoder in any process.
-    dimensions: As above, sorted.
-    search: As above.
-    width: Width of the vectors; 0 if there are none yet.
+    dimensions: The truncated sizes, sorted.
+    search: The search function.
+    width: Width of the vectors; 0 until it is known.
   """
 
   scratch: str | None = None
@@ -93,7 +95,7 @@ class Embedder:
     self.check_width(getattr(encoder, "dimension", None) or 0)
 
   def check_width(self, width: int) -> None:
-    """Sets the width; raises InputError if vectors are narrower than they are to be cut to."""
+    """Sets the width; raises InputError if vectors are too narrow for a requested size."""
     if width and max(self.dimensions, default=0) > width:
       raise errors.InputError(
         f"dimensions is {max(self.dimensions)}: the encoder's vectors have {width}; give 1 to "
@@ -105,65 +107,72 @@ class Embedder:
     self,
     title: str,
     compute: Callable[[Any], Arrays],
-    parts: Sequence[Part],
+    chunks: Sequence[Chunk],
     *,
     keep: bool = False,
   ) -> Iterator[Arrays]:
-    """Yields `compute(content)` of each part, in order.
+    """Yields `compute(content)` for every chunk, in order.
 
-    Subclasses may do this in other processes, and store the arrays.
+    Subclasses may compute chunks in other processes and store the results.
 
     Args:
-      title: Name of this kind of work, for the progress bar.
-      compute: Computes arrays; must be picklable. `source.open()` is the encoder.
-      parts: The parts.
-      keep: Whether to store the arrays, if this can be done, even if this process computes them.
+      title: Name of the computation, for the progress bar.
+      compute: Computes the arrays of a chunk; must be picklable. It gets the encoder from
+        `source.open()`.
+      chunks: The chunks.
+      keep: Asks subclasses to store the results even if this process computes them.
     """
     done = 0
-    total = sum(part.size for part in parts)
+    total = sum(chunk.size for chunk in chunks)
     with progress_bar.Bar(total=total, desc=title, outer=True) as bar:
-      for part in parts:
-        yield compute(part.content)
-        done += part.size
+      for chunk in chunks:
+        yield compute(chunk.content)
+        done += chunk.size
+        # The encoder's own bar may have advanced this one already.
         bar.update(max(0, done - bar.n))
 
-  def __call__(self, side: Side) -> np.ndarray:
-    """Returns the vectors of texts in one language, float32 [N, D].
+  def __call__(self, text_set: TextSet) -> np.ndarray:
+    """Returns the vectors of a text set, float32 [N, D].
 
     Raises:
-      InputError: a value is not finite, or too large for a norm in float32; or the vectors have
-        fewer dimensions than they are to be cut to.
+      InputError: a value is not finite, or too large for a norm in float32; or the vectors are
+        narrower than a size in `dimensions`.
     """
-    if side.split is None:
-      if side.method == "encode" and side.texts and all(x in self._shared for x in _keys(side)):
-        return np.array([self._shared[key] for key in _keys(side)])
-      return self._embed(side.texts, [side.language] * len(side.texts), side.method)
-    means = []  # of the pieces of each text, which are not normalized first
-    for start in range(0, len(side.texts), BLOCK):
-      pieces = [side.split(text) for text in side.texts[start : start + BLOCK]]
+    if text_set.split is None:
+      texts, keys = text_set.texts, _keys(text_set)
+      if text_set.method == "encode" and keys and all(key in self._shared for key in keys):
+        return np.array([self._shared[key] for key in keys])
+      return self._embed(texts, [text_set.language] * len(texts), text_set.method)
+    means = []
+    for start in range(0, len(text_set.texts), BLOCK):
+      pieces = [text_set.split(text) for text in text_set.texts[start : start + BLOCK]]
       count_N = np.array([len(pieces_of_text) for pieces_of_text in pieces])
-      whole = dataclasses.replace(side, texts=[x for y in pieces for x in y], split=None)
+      flat = dataclasses.replace(text_set, texts=[x for y in pieces for x in y], split=None)
       first_N = np.cumsum(count_N) - count_N
-      sum_ND = np.add.reduceat(self(whole), first_N, axis=0, dtype=np.float32)
+      # The vectors of the pieces are averaged as they are, without normalization.
+      sum_ND = np.add.reduceat(self(flat), first_N, axis=0, dtype=np.float32)
       means.append(sum_ND / count_N[:, None].astype(np.float32))
     return np.concatenate(means)
 
   def _embed(self, texts: Sequence[str], codes: Sequence[str], method: str) -> np.ndarray:
-    parts = []
+    chunks = []
     for first in range(0, max(1, len(texts)), WINDOW):
       window = slice(first, first + WINDOW)
       content = list(texts[window]), list(codes[window]), method
       size = len(content[0])
-      parts.append(Part(content, content, size, f"{size:,} texts"))
-    arrays = [*self.map("embed", functools.partial(_vectors, self.source), parts)]
+      chunks.append(Chunk(content, content, size, f"{size:,} texts"))
+    arrays = [*self.map("embed", functools.partial(_vectors, self.source), chunks)]
     encoding.log_all_cut([cut for x in arrays for cut in x["cut"].tolist()], len(texts))
     vectors_ND = np.concatenate([x["vectors"] for x in arrays])
     self.check_width(vectors_ND.shape[1])
     return vectors_ND
 
-  def share(self, sides: Sequence[Side], report: Callable[[str], None]) -> None:
-    """Embeds texts together for the calls that follow, equal texts once, and forgets others."""
-    keys = dict.fromkeys(key for side in sides for key in _keys(side))
+  def share(self, text_sets: Sequence[TextSet], report: Callable[[str], None]) -> None:
+    """Embeds the distinct texts of several text sets together.
+
+    Later calls reuse these vectors. The vectors of an earlier `share` are discarded.
+    """
+    keys = dict.fromkeys(key for text_set in text_sets for key in _keys(text_set))
     self._shared.clear()
     if keys:
       report(f"embedding {len(keys):,} texts")
@@ -171,16 +180,16 @@ class Embedder:
       self._shared |= zip(keys, self._embed(texts, codes, "encode"), strict=True)
 
 
-def _keys(side: Side) -> Iterator[tuple[str, str]]:
-  return ((side.language, text) for text in side.texts)
+def _keys(text_set: TextSet) -> list[tuple[str, str]]:
+  return [(text_set.language, text) for text in text_set.texts]
 
 
 def _vectors(source: encoding.EncoderSource, window: tuple[list[str], list[str], str]) -> Arrays:
-  """Returns the vectors of texts, and how many texts were cut.
+  """Returns the vectors of texts, and counts of truncated texts.
 
   Args:
     source: The encoder.
-    window: The texts, the code of each one's language, and the method of the encoder.
+    window: The texts, their language codes, and the method of the encoder.
   """
   texts, codes, method = window
   with np.errstate(over="ignore"):  # Values too large for float32 become infinite.

@@ -13,18 +13,18 @@ from vmsst.encoder import encoding
 from vmsst.io import manifest
 
 _ORGANIZATION = "vmsst"
-"""First part of the names of models, as that of owners on the Hugging Face Hub."""
+"""Prefix for the names of models, in place of an owner on the Hugging Face Hub."""
 
 
 class MtebModel:
-  """An encoder with the protocol of mteb's models, for `mteb.evaluate`.
+  """Wraps an encoder as a model for `mteb.evaluate`.
 
-  Queries and documents of retrieval tasks get the encoder's prompts if it has any. Texts of a task
-  in one language are encoded with this language, for encoders that need it.
+  Queries and documents of retrieval tasks get the encoder's prompts, if it has any. In monolingual
+  tasks, the language is passed to encoders that have this option.
 
   Attributes:
-    mteb_model_meta: Name and revision, by which mteb files results. The revision is the beginning
-      of the encoder's digest, with that of a hash of its `prompt` if it has one.
+    mteb_model_meta: Name and revision; mteb stores results under both. The revision is the start of
+      the encoder's digest, followed by a hash of its `prompt`, if it has one.
   """
 
   def __init__(self, encoder: Any, name: str):
@@ -32,7 +32,7 @@ class MtebModel:
 
     Args:
       encoder: An object with `encode(texts)`, as `vmsst.load` returns it.
-      name: Name or path of the encoder; results have its last part.
+      name: Name or path of the encoder; its last component names the results.
 
     Raises:
       InputError: mteb is not installed.
@@ -42,7 +42,7 @@ class MtebModel:
       from mteb.models.model_meta import ModelMeta, ScoringFunction
     self._encoder = encoder
     similarity_fn = ScoringFunction(getattr(encoder, "similarity_fn_name", "cosine"))
-    # Similarities of all pairs of vectors, [N, M], and of the vectors in each row, [N].
+    # mteb calls these for similarities of all pairs, [N, M], and of corresponding rows, [N].
     self.similarity = functools.partial(
       similarity_functions.select_similarity, similarity_fn=similarity_fn
     )
@@ -88,7 +88,7 @@ class MtebModel:
 
 
 def get_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
-  """Returns the tasks of MTEB with each of these names: one task, or all tasks of a benchmark.
+  """Returns the tasks of MTEB for each name of a task or benchmark.
 
   Raises:
     InputError: mteb is not installed, or a name is unknown.
@@ -110,12 +110,14 @@ def get_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
 def evaluate(
   encoder: Any, tasks: Sequence[Any], output: str | os.PathLike[str], *, name: str
 ) -> dict[str, float]:
-  """Evaluates an encoder on MTEB's tasks, which mteb downloads; returns main scores by task.
+  """Evaluates an encoder on tasks of MTEB; returns the main score of each task, times 100.
+
+  The mteb package downloads the data.
 
   Args:
     encoder: An object with `encode(texts)`.
     tasks: The tasks.
-    output: Folder for the results, in mteb's format. Finished tasks are kept.
+    output: Folder for results in mteb's format. Tasks with results in this folder are not repeated.
     name: Name or path of the encoder.
 
   Raises:

@@ -1,16 +1,20 @@
-"""Numbers published in the five papers, as far as evaluations here measure them too.
+"""Published numbers of the five papers, for comparison with evaluations.
 
-papers.json stores them. `papers` has the titles by a short key. `tables` has, for each table,
-its columns, [benchmark, name] or [benchmark, name, of] as in `Number`, and its rows by system;
-`note` documents tables that contradict themselves.
-`main` has the averages to show first, `remarks` when a benchmark or one of its options is
-comparable with the papers. Tables of the soft contrastive paper on STS and BUCC are omitted,
-because they measure MTEB's collections, not the benchmarks of that name here; and the single
-languages of the VMSST paper's Table 6, because their labels contradict the values (Arabic and
-Spanish appear swapped).
+The numbers are in papers.json:
 
-Averages over seen and unseen languages depend on which languages were seen, so that the VMSST
-paper's Table 8, which does not name its languages, is omitted.
+* `papers`: titles of the papers by short key.
+* `tables`: columns of each table, as [benchmark, name] or [benchmark, name, of] (see `Number`), and
+  its rows by system. A `note` explains a table that contradicts itself.
+* `main`: averages to show first.
+* `remarks`: conditions under which results of a benchmark are comparable with the papers.
+
+These numbers are omitted:
+
+* STS and BUCC of the soft contrastive paper. They measure MTEB's collections with these names, not
+  the benchmarks here.
+* Single languages in Table 6 of the VMSST paper. Their labels contradict the values: Arabic and
+  Spanish appear swapped.
+* Table 8 of the VMSST paper. It averages over seen and unseen languages without naming them.
 """
 
 import dataclasses
@@ -33,13 +37,13 @@ class Number:
     paper: Short key of the paper.
     table: Number of the table in the paper.
     system: Name of the encoder.
-    benchmark: Name of the benchmark here.
-    name: Name of the average in the benchmark's summary, or of the metric of a single result.
-    of: Language codes of a single result, joined by "-" (either direction or the mean of both) or
-      "->" (from the first, or trained on it, to the second; "*" is the mean over all others), after
-      the domain or text and a space if there are several; None for an average.
-    value: As published, shares times 100.
-    note: Remark on the table; "" if there is none.
+    benchmark: Name of the benchmark in this library.
+    name: Name of the average in the benchmark's summary, or metric of a single result.
+    of: Identifies a single result; None for an average. It has the language codes: "de-en" for
+      both directions, "de->en" from German to English, or "de->*" from German to all others. If the
+      benchmark has several domains or texts, this name comes first, before a space.
+    value: The published value; accuracies are percentages.
+    note: Remark on the table, or "".
   """
 
   paper: str
@@ -53,7 +57,7 @@ class Number:
 
   @property
   def source(self) -> str:
-    """Paper and table, for people."""
+    """Paper and table, as a citation."""
     return f"{self.paper}, Table {self.table}"
 
 
@@ -81,16 +85,22 @@ def load() -> tuple[Number, ...]:
 
 
 def for_average(benchmark: str, name: str) -> list[Number]:
-  """Returns the published numbers of an average, given its name in the benchmark's summary."""
+  """Returns the published numbers for an average of a benchmark's summary."""
   return _index().get((benchmark, name, None), [])
 
 
 def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> list[Number]:
-  """Returns the published numbers of one metric of a result, given its name and languages.
+  """Returns the published numbers for one metric of a single result.
 
-  Languages match across code standards, and "de-en" matches "en-de".
+  Languages match in any code standard, and "de-en" matches "en-de".
+
+  Args:
+    benchmark: Name of the benchmark.
+    name: Name of the result.
+    codes: Language codes of the result.
+    metric: Name of the metric.
   """
-  if name.startswith("track4b."):  # Of xlsts; the papers have 4a, of the same languages.
+  if name.startswith("track4b."):  # The papers report track 4a of xlsts, with the same languages.
     return []
   domain = name.rpartition(" ")[0]
   joined = ("->" if "->" in name else "-").join(codes)
@@ -107,7 +117,7 @@ def _index() -> dict[tuple[str, str, Hashable], list[Number]]:
 
 
 def _key(of: str) -> Hashable:
-  """Returns the domain and the languages, in order if there is an arrow."""
+  """Returns the domain and the languages; their order counts only after "->"."""
   domain, _, codes = of.rpartition(" ")
   if "->" in codes:
     return domain, tuple(map(_language, codes.split("->")))
@@ -115,7 +125,7 @@ def _key(of: str) -> Hashable:
 
 
 def _language(code: str) -> str:
-  """Returns the language's name, or the code itself if it is a version of a text such as "pl_1"."""
+  """Returns the name of the language, or the code itself if it is a label such as "pl_1"."""
   try:
     return languages.language(code).name
   except errors.InputError:
@@ -123,7 +133,7 @@ def _language(code: str) -> str:
 
 
 SCORE = "Score"
-SCORE_PARTS: dict[str, list[tuple[str, str]]] = {
+SCORE_COMPONENTS: dict[str, list[tuple[str, str]]] = {
   "English STS": [("sts", "pearson")],
   "XL STS": [("xlsts", "pearson")],
   "Tatoeba": [("tatoeba", "average")],
@@ -131,20 +141,25 @@ SCORE_PARTS: dict[str, list[tuple[str, str]]] = {
   "NQ": [("questions", "nq")],
   "MKQA": [("questions", "mkqa")],
 }
-"""The six parts of section 6.2: each is the mean of these averages, by benchmark and name."""
+"""Components of the Score in section 6.2: the mean of the listed averages (benchmark, name)."""
 
 
 def overall_score(results: Mapping[str, Any]) -> results_files.Numbers:
-  """Returns the Score of section 6.2 of the VMSST paper for what `suite.evaluate` returns.
+  """Returns the Score of the VMSST paper (section 6.2) and its components by name.
 
-  It is the mean of English STS and cross-lingual STS (Pearson's r), Tatoeba (accuracy), BUCC (mean
-  of F1 by cosine and by margin), NQ and MKQA (accuracy). Returns these parts too, by name; {} if
-  one is missing or lacks sets.
+  The Score is the mean of English STS and cross-lingual STS (Pearson's r), Tatoeba (accuracy), BUCC
+  (mean of F1 by cosine and by margin), NQ and MKQA (accuracy).
+
+  Args:
+    results: Results of an encoder, as `suite.evaluate` returns them.
+
+  Returns:
+    {} if a component is missing or incomplete.
   """
   summaries = {name: scored["summary"] for name, scored in results["benchmarks"].items()}
-  parts: results_files.Numbers = {}
-  for name, keys in SCORE_PARTS.items():
+  components: results_files.Numbers = {}
+  for name, keys in SCORE_COMPONENTS.items():
     if any(key not in summaries.get(benchmark, {}) for benchmark, key in keys):
       return {}
-    parts[name] = statistics.fmean(summaries[benchmark][key] for benchmark, key in keys)
-  return {SCORE: statistics.fmean(parts.values()), **parts}
+    components[name] = statistics.fmean(summaries[benchmark][key] for benchmark, key in keys)
+  return {SCORE: statistics.fmean(components.values()), **components}

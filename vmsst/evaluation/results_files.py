@@ -1,4 +1,4 @@
-"""The content of results.json, the results of one encoder, as types that msgspec checks."""
+"""The format of results.json, the results of one encoder, as types for validation by msgspec."""
 
 import re
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -11,11 +11,11 @@ from vmsst.io import input_files
 NAME = "results.json"
 
 Numbers = dict[str, float]
-"""Metrics or averages by name, times 100."""
+"""Values of metrics or averages by name, times 100."""
 
 
 class Encoder(TypedDict):
-  """What identifies an encoder: its digest, with the prompt, or its name if it has no digest."""
+  """Identity of an encoder: its digest and prompt, or only its name if it has no digest."""
 
   name: str
   digest: NotRequired[str]
@@ -32,7 +32,7 @@ class ResultRecord(TypedDict):
 
 
 class Cut(TypedDict):
-  """Averages of vectors that are cut to their first dimensions, or of whole vectors."""
+  """Averages for vectors with this number of leading dimensions."""
 
   dimension: Annotated[int, msgspec.Meta(gt=0)]
   summary: Numbers
@@ -42,12 +42,12 @@ class BenchmarkResults(TypedDict):
   """Results of one benchmark.
 
   Attributes:
-    title: Title for people.
+    title: Title for reports.
     summary: Averages by name.
-    missing: Names of the results and languages that are missing.
+    missing: Names of missing results and languages.
     results: All results.
-    digest: Digest of its files; `vmsst eval` adds it.
-    dimensions: Averages for each number of dimensions, if several were requested.
+    digest: Digest of the benchmark's files, added by `vmsst eval`.
+    dimensions: Averages by vector size, if several sizes were requested; full vectors come last.
   """
 
   title: str
@@ -63,10 +63,10 @@ class Results(TypedDict):
 
   Attributes:
     encoder: The encoder.
-    max_length: Maximum tokens per text, if known; longer ones were cut.
-    seen: Names of the languages of its training data, if known.
-    absent: Why benchmarks are absent, by benchmark.
-    failed: Why benchmarks failed, by benchmark.
+    max_length: Maximum tokens per text, if known; longer texts were truncated.
+    seen: Names of the languages of the training data, or None if they are unknown.
+    absent: Reasons for absent benchmarks, by benchmark.
+    failed: Reasons for failed benchmarks, by benchmark.
     benchmarks: Results by benchmark.
   """
 
@@ -79,7 +79,7 @@ class Results(TypedDict):
 
 
 def read_results(path: storage.Path) -> Results:
-  """Returns the content of results.json; raises InputError if it is not by `vmsst eval`."""
+  """Reads a results.json; raises InputError if `vmsst eval` did not write it."""
   try:
     return msgspec.json.decode(input_files.read_bytes(path), type=Results)
   except (ValueError, RecursionError) as error:

@@ -1,8 +1,8 @@
-"""Benchmarks of sentence encoders as values, and `evaluate`, which runs them.
+"""Defines benchmarks of sentence encoders, and runs them with `evaluate`.
 
-A benchmark reads tasks from its files; a task scores the vectors of its texts.
-`vmsst.evaluation.benchmarks` has the benchmarks. All numbers are as papers print them: shares,
-accuracies and correlations times 100.
+A benchmark reads tasks from its files, and a task scores the vectors of its texts. The benchmarks
+themselves are in `vmsst.evaluation.benchmarks`. Accuracies, correlations and error rates are
+multiplied by 100, as papers print them.
 """
 
 import dataclasses
@@ -21,12 +21,12 @@ import msgspec
 from vmsst import errors, languages, storage
 from vmsst.encoder import encoding
 from vmsst.evaluation import embedder
-from vmsst.evaluation.embedder import Side
+from vmsst.evaluation.embedder import TextSet
 from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
 from vmsst.io import input_files
 
 INCOMPLETE = " (incomplete)"
-"""End of the name of an average that lacks sets."""
+"""Suffix for the name of an average over incomplete results."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Result:
   """Scores of one language, language pair or file.
 
   Attributes:
-    name: Unique in the benchmark.
-    languages: Codes of all its languages.
-    metrics: Values by name, times 100.
-    arrays: Values for reports by name, as nested lists, such as a matrix and its labels.
+    name: Name, unique within the benchmark.
+    languages: Codes of the languages.
+    metrics: Metrics by name, times 100.
+    arrays: Further data for reports by name, such as a matrix (as nested lists) and its labels.
   """
 
   name: str
@@ -48,55 +48,63 @@ class Result:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Texts whose vectors are scored together.
+  """Text sets that are scored together.
 
   Attributes:
-    name: Unique in the benchmark.
-    sides: The texts.
-    score: Maps the vectors of all sides, an array [N, D] each, to results.
-    held_out: Texts to exclude from training data (such as test splits); default: all sides.
-    large: Whether the vectors exist only while the task is scored. Otherwise, all tasks of a
-      benchmark are in memory at once, and equal texts share a vector.
+    name: Name, unique within the benchmark.
+    text_sets: The texts to embed.
+    score: Computes results from one array [N, D] per text set.
+    held_out: Text sets to exclude from training data, such as test splits (default: all).
+    large: Whether to embed the texts of this task separately and to free their vectors after
+      scoring. The vectors of all other tasks of a benchmark are in memory at the same time, one
+      per distinct text.
   """
 
   name: str
-  sides: tuple[Side, ...]
+  text_sets: tuple[TextSet, ...]
   score: Callable[..., list[Result]]
-  held_out: tuple[Side, ...] | None = None
+  held_out: tuple[TextSet, ...] | None = None
   large: bool = False
 
-  def texts(self) -> Iterator[str]:
-    """Yields the texts to exclude from training data, as they are embedded."""
-    for side in self.sides if self.held_out is None else self.held_out:
-      for text in side.texts:
-        yield from [text] if side.split is None else side.split(text)
+  def held_out_texts(self) -> Iterator[str]:
+    """Yields the texts to exclude from training data; split texts piece by piece."""
+    for text_set in self.text_sets if self.held_out is None else self.held_out:
+      for text in text_set.texts:
+        yield from [text] if text_set.split is None else text_set.split(text)
 
   def results(
     self, vectors: embedder.Embedder, sizes: Sequence[int | None]
   ) -> dict[int | None, list[Result]]:
-    """Returns the results by the number of first dimensions that are scored; None: all."""
-    arrays = [vectors(side) for side in self.sides]
+    """Returns the results of vectors truncated to each size.
+
+    Args:
+      vectors: Embeds the texts.
+      sizes: Numbers of leading dimensions to keep. The size None keeps all.
+    """
+    arrays = [vectors(text_set) for text_set in self.text_sets]
     return {size: self.score(*(array_ND[:, :size] for array_ND in arrays)) for size in sizes}
 
 
 def pair_task(
-  name: str,
-  codes: Iterable[str],
-  texts: Iterable[Sequence[str]],
-  score: Callable[..., Numbers],
-  *,
-  large: bool = False,
+  name: str, codes: Iterable[str], texts: Iterable[Sequence[str]], score: Callable[..., Numbers]
 ) -> Task:
-  """Returns a task of texts in two languages with one result, whose metrics `score` returns."""
-  sides = tuple(map(Side, codes, texts))
-  both = tuple(side.language for side in sides)
-  return Task(name, sides, lambda *x: [Result(name, both, score(*x))], large=large)
+  """Returns a task with texts in two languages and a single result.
+
+  Args:
+    name: Name of the task and of the result.
+    codes: Codes of the two languages.
+    texts: The texts in each language.
+    score: Computes metrics from the vectors of both text sets.
+  """
+  text_sets = tuple(map(TextSet, codes, texts))
+  pair = tuple(text_set.language for text_set in text_sets)
+  return Task(name, text_sets, lambda *vectors: [Result(name, pair, score(*vectors))])
 
 
 SeenTest = Callable[[Iterable[str]], bool]
-"""Whether languages, given by codes, were all seen in training."""
+"""Returns whether all languages, given as codes, are in the training data."""
 Seen = SeenTest | None
-"""The same, or None if unknown."""
+"""A `SeenTest`, or None if the languages of the training data are unknown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,38 +112,37 @@ class Files:
   """The files of a benchmark.
 
   Attributes:
-    folders: Folders under the data root, of which it reads all files; if one is missing, the
-      benchmark is absent.
-    layout: Expected files, for people.
-    more: Glob patterns under the data root, of other files that it reads if they are present.
-    root: Its own data root, if it does not have the common one.
+    folders: Required folders under the data root. If one is missing, the benchmark is absent.
+    layout: Description of the expected files, for messages.
+    optional: Glob patterns of optional files outside these folders, relative to the data root.
+    root: Data root of this benchmark (default: the root given to `evaluate`).
   """
 
   folders: tuple[str, ...]
   layout: str = ""
-  more: tuple[str, ...] = ()
+  optional: tuple[str, ...] = ()
   root: storage.Path | None = None
 
   def absence(self, root: storage.Path) -> str | None:
-    """Returns why a benchmark cannot run, for people; None if its folders exist."""
+    """Returns which folders are missing, as a message; None if all exist."""
     missing = [str(root / name) for name in self.folders if not (root / name).is_dir()]
     return f"no folder {', '.join(missing)} ({self.layout})" if missing else None
 
   def find(self, root: storage.Path) -> list[storage.Path]:
-    """Returns all files, also those that folders link to; hidden files do not count."""
+    """Returns all files except hidden ones; follows links to folders."""
     root = self.root or root
     folders = [root / name for name in self.folders if (root / name).is_dir()]
     inside = (x / name for x in folders for name in storage.files_below(x, through_links=True))
-    outside = (path for pattern in self.more for path in storage.find(root, pattern))
+    outside = (path for pattern in self.optional for path in storage.find(root, pattern))
     return sorted(
       path
       for path in {*inside, *outside}
       if storage.is_file(path)
-      and not any(part.startswith(".") for part in path.relative_to(root).parts)
+      and not any(name.startswith(".") for name in path.relative_to(root).parts)
     )
 
   def digest(self, root: storage.Path) -> str:
-    """Returns the SHA-256 of the names and the checksums of all files."""
+    """Returns the SHA-256 over the names and contents of all files."""
     total = hashlib.sha256()
     for path in self.find(root):
       checksum = _checksum(path, storage.version(path))
@@ -143,10 +150,10 @@ class Files:
     return total.hexdigest()
 
 
-# Several encoders and benchmarks read the same files.
+# The cache helps because several benchmarks read the same files.
 @functools.cache
 def _checksum(path: storage.Path, version: object) -> str:
-  del version  # part of the cache key: the file can change
+  del version  # Only part of the cache key: a changed file is read again.
   return input_files.sha256(path)
 
 
@@ -156,13 +163,14 @@ class Benchmark:
 
   Attributes:
     name: Unique name.
-    title: Title for people.
-    files: Its files.
-    read: Reads the tasks under the data root. Raises InputError with file and line if a file is
+    title: Title for reports.
+    files: The files.
+    read: Reads the tasks from a data root; raises InputError with file and line if a file is
       broken.
-    averages: Maps all results, the test of seen languages and whether all sets have results to the
-      benchmark's own averages by name.
-    sets: The results that it should have, if they are known: names, or languages.
+    averages: Computes the averages by name from all results, the test for seen languages, and
+      whether the results are complete.
+    sets: Names of the expected results, or expected languages. If empty, results are always
+      complete.
   """
 
   name: str
@@ -173,25 +181,25 @@ class Benchmark:
   sets: Sequence[str | languages.Language] = ()
 
   def gaps(self, results: Iterable[Result]) -> list[str]:
-    """Returns the names of the sets and the languages without results."""
+    """Returns the expected results and languages that are missing, by name."""
     results = list(results)
     present: set[str | languages.Language] = {result.name for result in results}
     present |= {languages.language(code) for result in results for code in result.languages}
     return [str(getattr(item, "name", item)) for item in self.sets if item not in present]
 
   def summarize(self, results: Sequence[Result], seen: Seen) -> Numbers:
-    """Returns the averages; the names of averages that lack sets are marked."""
+    """Returns the averages; the names of incomplete ones end in `INCOMPLETE`."""
     return self.averages(results, seen, not self.gaps(results))
 
 
 def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
-  """Returns a test whether languages, given by codes, are all among those seen in training."""
-  known = frozenset(seen)
-  return lambda codes: all(languages.language(code) in known for code in codes)
+  """Returns the `SeenTest` for the languages of the training data."""
+  training_languages = frozenset(seen)
+  return lambda codes: all(languages.language(code) in training_languages for code in codes)
 
 
 def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:
-  """Returns the mean of numbers under a name that is marked if some are missing; {} if all are."""
+  """Returns the mean by name, with the suffix `INCOMPLETE` if needed; {} without values."""
   values = list(values)
   if not values:
     return {}
@@ -201,7 +209,7 @@ def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:
 def group_means(
   results: Iterable[Result], metric: str, groups: Mapping[str, Collection[str]]
 ) -> Numbers:
-  """Returns the mean of a metric over each group of results, given by their names."""
+  """Returns the mean of a metric over each group; `groups` has the names of the results."""
   value_by_name = {
     result.name: result.metrics[metric] for result in results if metric in result.metrics
   }
@@ -215,19 +223,20 @@ def group_means(
 def seen_means(
   name: str, results: Sequence[Result], metric: str, seen: Seen, *, complete: bool
 ) -> Numbers:
-  """Returns means over results whose languages were all seen in training, and over the others."""
+  """Returns separate means for seen and unseen languages; {} if `seen` is None.
+
+  A result counts as seen if all its languages are in the training data.
+  """
   means: Numbers = {}
   if seen is not None:
-    for part, wanted in (("seen", True), ("unseen", False)):
-      values = [x.metrics[metric] for x in results if seen(x.languages) == wanted]
-      means |= mean(f"{name} {part}", values, complete=complete)
+    for suffix, is_seen in (("seen", True), ("unseen", False)):
+      values = [x.metrics[metric] for x in results if seen(x.languages) == is_seen]
+      means |= mean(f"{name} {suffix}", values, complete=complete)
   return means
 
 
-def metric_means(
-  *metrics: str,
-) -> Callable[[Sequence[Result], Seen, bool], Numbers]:
-  """Returns a benchmark's `averages`: the mean and `seen_means` of each metric over all results."""
+def metric_means(*metrics: str) -> Callable[[Sequence[Result], Seen, bool], Numbers]:
+  """Returns a function for `Benchmark.averages`: the mean and the `seen_means` of each metric."""
 
   def summarize(results: Sequence[Result], seen: Seen, complete: bool) -> Numbers:
     means: Numbers = {}
@@ -240,12 +249,15 @@ def metric_means(
 
 
 def collect_results(scored: BenchmarkResults) -> list[Result]:
-  """Returns the results of one benchmark from what `evaluate` returns."""
+  """Converts the results of one benchmark, as `evaluate` returns them, to `Result` objects."""
   return msgspec.convert(scored["results"], list[Result])
 
 
 def settings(encoder: Any, name: str, seen: Iterable[languages.Language] | None) -> dict[str, Any]:
-  """Returns what all results of an encoder depend on, as in results.json."""
+  """Returns the settings that all results depend on, for results.json.
+
+  They are the identity of the encoder, its maximum length and the languages of its training data.
+  """
   length = getattr(encoder, "max_seq_length", None)
   names = None if seen is None else sorted({language.name for language in seen})
   record = {"encoder": encoding.identity(encoder, name), "seen": names}
@@ -267,45 +279,45 @@ def evaluate(
 ) -> Results:
   """Evaluates an encoder on benchmarks.
 
-  All files are read before anything is embedded. Each text of a benchmark is embedded once. If a
-  benchmark fails because its vectors cannot be scored, the others are still run.
+  All files are read before the first text is embedded. Each text of a benchmark is embedded once.
+  If the vectors of a benchmark cannot be scored, the benchmark is reported as failed and the next
+  one runs.
 
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
       `language`, it receives one code per text.
-    benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them; those without files are
-      listed as absent.
-    data_root: Data folder, local or in an object store, with one folder per benchmark; None: each
-      benchmark has its own root.
+    benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them. Benchmarks without files are
+      reported as absent.
+    data_root: Data folder with one folder per benchmark, local or in an object store. Optional if
+      every benchmark has a root of its own.
     name: Name of the encoder.
     seen: Languages of the training data, if known.
-    dimensions: Also evaluate vectors cut to their first dimensions, these many each time, as
-      `encode(truncate_dim=)` cuts them. Each text is still embedded once.
+    dimensions: Sizes of truncated vectors to evaluate too, as with `encode(truncate_dim=)`.
     report: Receives progress lines.
-    vectors: Embeds the texts, with its own `dimensions`; default: in this process.
-    finished: Results by benchmark, which are not run again.
-    save: Receives the results of each benchmark when it is finished.
+    vectors: Embeds the texts and defines `dimensions` (default: an embedder in this process).
+    finished: Results by benchmark from an earlier run. These benchmarks are not run again.
+    save: Receives the results of each benchmark as soon as it is finished.
 
   Returns:
     The content of a results.json; see `results_files.Results`.
 
   Raises:
-    InputError: files are broken, or no benchmark has any.
+    InputError: a file is broken, or all benchmarks are absent.
   """
   root = storage.path(data_root or "")
   seen = None if seen is None else [*seen]
-  chosen = {benchmark.name: benchmark for benchmark in benchmarks}
+  by_name = {benchmark.name: benchmark for benchmark in benchmarks}
   tasks: dict[str, Sequence[Task]] = {}
   absent: dict[str, str] = {}
-  for key, benchmark in chosen.items():
+  for key, benchmark in by_name.items():
     if key not in finished:
-      own_root = benchmark.files.root or root
-      reason = benchmark.files.absence(own_root)
-      tasks[key] = [] if reason else benchmark.read(own_root)
+      benchmark_root = benchmark.files.root or root
+      reason = benchmark.files.absence(benchmark_root)
+      tasks[key] = [] if reason else benchmark.read(benchmark_root)
       if not tasks[key]:
-        absent[key] = reason or f"no file of it in {own_root} ({benchmark.files.layout})"
+        absent[key] = reason or f"no files in {benchmark_root} ({benchmark.files.layout})"
       report(f"{key}: absent: {absent[key]}" if key in absent else f"{key}: waiting")
-  if absent and len(absent) == len(chosen):
+  if absent and len(absent) == len(by_name):
     reasons = "; ".join(f"{key} is absent: {reason}" for key, reason in absent.items())
     raise errors.InputError(f"no benchmark has data (see `vmsst eval --list`): {reasons}")
   vectors = vectors or embedder.Embedder(encoder, name, dimensions=dimensions)
@@ -313,15 +325,15 @@ def evaluate(
   for key in (key for key in tasks if key not in absent):
     start = time.perf_counter()
     try:
-      vectors.share([side for x in tasks[key] if not x.large for side in x.sides], report)
-      results[key] = _score(chosen[key], tasks[key], vectors, seen)
+      vectors.share([x for task in tasks[key] if not task.large for x in task.text_sets], report)
+      results[key] = _score(by_name[key], tasks[key], vectors, seen)
     except ValueError as error:
       failed[key] = " ".join(str(error).split()) or type(error).__name__
       report(f"{key}: failed: {failed[key]}")
       continue
     report(f"{key}: finished in {time.perf_counter() - start:.0f} s")
-    save(chosen[key], results[key])
-  ordered = {key: results[key] for key in dict.fromkeys((*chosen, *results)) if key in results}
+    save(by_name[key], results[key])
+  ordered = {key: results[key] for key in dict.fromkeys((*by_name, *results)) if key in results}
   record = settings(encoder, name, seen)
   return {**record, "absent": absent, "failed": failed, "benchmarks": ordered}  # type: ignore
 
@@ -333,17 +345,18 @@ def _score(
   seen: Iterable[languages.Language] | None,
 ) -> BenchmarkResults:
   """Returns the results of a benchmark; raises ValueError if its vectors cannot be scored."""
-  known = None if seen is None else seen_test(seen)
+  is_seen = None if seen is None else seen_test(seen)
   by_size: dict[int | None, list[Result]] = {size: [] for size in (None, *vectors.dimensions)}
   for task in tasks:
-    for size, part in task.results(vectors, [*by_size]).items():
-      by_size[size] += part
-  summaries = {size: benchmark.summarize(part, known) for size, part in by_size.items()}
-  named = [(x.name, x.metrics) for part in by_size.values() for x in part]
-  for name, numbers in (*named, *(("summary", summary) for summary in summaries.values())):
-    for metric, value in numbers.items():
+    for size, task_results in task.results(vectors, [*by_size]).items():
+      by_size[size] += task_results
+  summaries = {size: benchmark.summarize(x, is_seen) for size, x in by_size.items()}
+  numbers = [(x.name, x.metrics) for task_results in by_size.values() for x in task_results]
+  numbers += [("summary", summary) for summary in summaries.values()]
+  for name, metrics in numbers:
+    for metric, value in metrics.items():
       if not math.isfinite(value):
-        raise ValueError(f"{metric} of {name} is not a finite number but {value}")
+        raise ValueError(f"{metric} of {name} is {value}, not a finite number")
   summary = summaries.pop(None)
   results: BenchmarkResults = {
     "title": benchmark.title,

@@ -1,9 +1,9 @@
 """Imports the released EMS: the encoder and both heads.
 
-The parameters are those of an `EmsNetwork` with `xtr_layer_norm`, as the release was trained. Next
-to the table, two parameters change: positions lose their first row, which stands for padding, and
-the rows of languages move from the order of the vocabulary's symbols (<2en>, <2af> ...) to that of
-`vmsst.languages`. Languages that EMS was not trained on get rows of zeros.
+The parameters belong to an `EmsNetwork` with `xtr_layer_norm`. Besides the renaming, two tables
+change. The position table loses its first row, because it is for padding. The rows of the language
+table follow the order of `vmsst.languages` instead of the order of the vocabulary's symbols (<2en>,
+<2af> ...). Languages that EMS was not trained on get rows of zeros.
 """
 
 import pathlib
@@ -25,7 +25,7 @@ _WORDS = "model.bert.embedding.word_embedding.embedding"
 _POSITIONS = "model.bert.embedding.position_embedding.position_embeddings.weight"
 _LANGUAGES = "model.la_tag_linear.embedding.weight"
 _LOGITS = "model.decoder.decoder.weight"
-# There only if the token table is the XTR head's vocabulary projection too.
+# Exists only if the XTR head uses the token table as its vocabulary projection.
 _SHARED = "model.target_embedding.weight"
 _PROJECTED = "alignproj.3.weight"
 _POSITION_TABLE = "encoder/position_embedding"
@@ -35,64 +35,65 @@ _OF_CONFIG = ("vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers", "ma
 
 
 def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None) -> Converted:
-  """Returns EMS.
+  """Imports EMS.
 
-  As in the release, text is lowercased and split into words by the rules of its language, so
-  `encode` needs the language.
+  As in the release, text is lowercased and split into words by the rules of its language. `encode`
+  therefore needs the language.
 
   Args:
-    path: The released `EMS_model.pt` or another file of that training code; nothing in the pickle
-      is run. Or its state dict as a `.safetensors` file.
-    vocabulary: The release's SentencePiece model, `62languages_bpe_60000.model`.
-    num_heads: Attention heads, which the file does not show; default: one for each 64 dimensions
-      (16 in the release).
+    path: The released `EMS_model.pt`, another checkpoint of its training code, or its state dict as
+      a `.safetensors` file. No code in the file is run.
+    vocabulary: SentencePiece model of the release, `62languages_bpe_60000.model`.
+    num_heads: Number of attention heads, because the file does not contain it. If omitted, one head
+      for every 64 dimensions (16 in the release).
 
   Raises:
-    InputError: the file is no EMS, or the vocabulary is of another model.
+    InputError: the file is not an EMS checkpoint, or the vocabulary belongs to another model.
   """
   import sentencepiece
 
-  stored = {}
+  weights = {}
   for name, tensor in tensors.open_file(path).items():
-    # Data parallelism adds the prefix. The XTR head's first layer had another name before.
+    # Data-parallel training adds this prefix. Older checkpoints name the XTR head's first layer
+    # differently.
     name = name.removeprefix("module.")
-    stored[name.replace("model.decoder.transform.", "model.transform.")] = tensor
+    weights[name.replace("model.decoder.transform.", "model.transform.")] = tensor
   try:
-    vocab_size, width = stored[f"{_WORDS}.weight"].shape
-    has_languages = _LANGUAGES in stored
-    num_languages, language_dim = stored[_LANGUAGES].shape if has_languages else (0, 0)
+    vocab_size, width = weights[f"{_WORDS}.weight"].shape
+    has_languages = _LANGUAGES in weights
+    num_languages, language_dim = weights[_LANGUAGES].shape if has_languages else (0, 0)
     sizes: dict[str, Any] = {
       "vocab_size": vocab_size,
       "emb_dim": width,
       "num_heads": max(1, width // _HEAD_DIM) if num_heads is None else num_heads,
-      "mlp_dim": stored[f"{_LAYERS}.0.intermediate.dense.weight"].shape[0],
-      "num_layers": len({name.split(".")[4] for name in stored if name.startswith(_LAYERS)}),
-      "max_positions": stored[_POSITIONS].shape[0] - 1,
+      "mlp_dim": weights[f"{_LAYERS}.0.intermediate.dense.weight"].shape[0],
+      "num_layers": len({name.split(".")[4] for name in weights if name.startswith(_LAYERS)}),
+      "max_positions": weights[_POSITIONS].shape[0] - 1,
       "num_source_languages": num_languages,
       "language_dim": language_dim or None,
-      "share_embedding": _SHARED in stored,
-      "projection_dim": stored[_PROJECTED].shape[0] if _PROJECTED in stored else None,
+      "share_embedding": _SHARED in weights,
+      "projection_dim": weights[_PROJECTED].shape[0] if _PROJECTED in weights else None,
     }
   except (KeyError, ValueError):
     raise errors.InputError(
-      f"{path} holds no EMS; give EMS_model.pt of the release, or its state dict as .safetensors"
+      f"{path} is not an EMS checkpoint; pass the released EMS_model.pt or its state dict"
     ) from None
   config, table = _config(sizes), rows(sizes)
   names = {row.source for row in table}
-  tensors.check(table, {name: x for name, x in stored.items() if name in names}, str(path))
+  tensors.check(table, {name: x for name, x in weights.items() if name in names}, str(path))
   pieces = vocabularies.SentencePieceVocabulary(vocabulary, lowercase=True, pretokenize=True)
   processor = sentencepiece.SentencePieceProcessor(model_proto=pieces.model_bytes)
   symbols = (processor.id_to_piece(i) for i in range(pieces.size) if processor.is_control(i))
-  # Languages of the symbols <2xx>, in the order of their ids, as the table's rows.
+  # Language codes of the symbols <2xx>, in the order of the language table's rows.
   codes = [match[1] for x in symbols if (match := re.fullmatch(r"<2([a-z]+)>", x))]
   if pieces.size != vocab_size or (has_languages and len(codes) != num_languages):
     raise errors.InputError(
       f"{vocabulary} has {pieces.size} pieces and symbols <2xx> of {len(codes)} languages, but the "
-      f"tables of {path} have {vocab_size} and {num_languages} rows; pass this model's vocabulary"
+      f"tables of {path} have {vocab_size} and {num_languages} rows; pass the model's vocabulary"
     )
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(table, stored)
+    arrays = tensors.to_parameters(table, weights)
     arrays[_POSITION_TABLE] = arrays[_POSITION_TABLE][1:]
     if language_dim:
       table_LG = np.zeros((languages.NUM_LANGUAGES, language_dim), np.float32)
@@ -107,20 +108,20 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
     sizes=sizes,
     left_out={
       name: "a copy of the token table" if name in copies else "EmsNetwork has no such parameter"
-      for name in sorted(stored.keys() - names)
+      for name in sorted(weights.keys() - names)
     },
     assets=encoder_json.EncoderAssets(network, pieces, config.max_positions),
-    notes=("`encode` needs the language of texts: encode(sentences, language='en')",),
+    notes=("`encode` needs the language of the texts: encode(sentences, language='en')",),
   )
 
 
 def rows(sizes: Mapping[str, Any]) -> list[Row]:
-  """Returns the tensors of the release that become parameters.
+  """Returns the table that maps the tensors of the release to parameters.
 
   Args:
     sizes: Attributes of a TransformerConfig and an EmsNetwork (`language_dim`, `share_embedding`,
-      `projection_dim`), and `num_source_languages`, the rows of the release's language table. None
-      or 0: that part is missing.
+      `projection_dim`), and `num_source_languages`, the number of rows of the release's language
+      table. If a size is None or 0, the model has no such tensors.
   """
   width, config = sizes["emb_dim"], _config(sizes)
   wide = width + (sizes["language_dim"] or 0)
@@ -149,7 +150,6 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
 
 
 def _config(sizes: Mapping[str, Any]) -> transformer.TransformerConfig:
-  """Returns the config of the encoder."""
   return transformer.TransformerConfig(
     **{key: sizes[key] for key in _OF_CONFIG}, activation="swish", layer_norm_eps=1e-12
   )

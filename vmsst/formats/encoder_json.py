@@ -1,7 +1,8 @@
-"""The files next to a checkpoint that make it usable without gin: `encoder.json` and a vocabulary.
+"""Reads and writes `encoder.json` and the vocabulary next to a checkpoint.
 
-`encoder.json` names networks from a fixed table, their attributes, the vocabulary's kind and the
-training length. It is data: reading it never imports or runs anything that it names.
+With these files, `vmsst.load` opens a checkpoint without gin. `encoder.json` contains the class and
+attributes of each network, the kind of vocabulary and the maximum length. The classes come from a
+fixed table, so reading the file never imports or runs other code.
 """
 
 import dataclasses
@@ -34,35 +35,35 @@ ENCODER_FILE = "encoder.json"
 VOCABULARY_FILE = "vocabulary.model"
 WEIGHTS_FILE = "model.safetensors"
 
-# Networks that encoder.json may name: for inference, and as trained with a decoder.
+# Networks allowed in encoder.json: the network for inference, and networks with a decoder.
 NETWORKS: dict[str, type] = {"SentenceEncoder": sentence_encoder.SentenceEncoder}
 GENERATORS = ("BitranslationNetwork", "VmsstNetwork")
-# Vocabularies by the kind that encoder.json has for them.
+# Vocabularies by their `kind` in encoder.json.
 VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
   "byte": vocabularies.ByteVocabulary,
-  "laser": vocabularies.LaserVocabulary,  # is a SentencePieceVocabulary, too
+  "laser": vocabularies.LaserVocabulary,  # before its base class SentencePieceVocabulary
   "sentencepiece": vocabularies.SentencePieceVocabulary,
   "hugging_face": HuggingFaceVocabulary,
 }
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
-"""How sentence-transformers compares vectors: the first is the default."""
-# Attributes of every Flax module, which the file leaves out.
+"""Similarity functions of sentence-transformers. The first is the default."""
+# Attributes of every Flax module. The file omits them.
 _OF_EVERY_MODULE = {"parent", "name"}
-# Attributes of a vocabulary that depend on its file, and keys of its entry that are no attributes.
+# Keys of a vocabulary's entry that are not passed to its class, or attributes that are not saved.
 _NO_OPTIONS = {"path", "tokenizer", "kind", "padding_id", "sha256"}
 
 
 class EncoderAssets(msgspec.Struct, frozen=True):
-  """Everything that inference needs except parameters.
+  """Everything except parameters that inference needs.
 
   Attributes:
     network: Maps token ids to sentence vectors.
     vocabulary: Maps sentences to token ids.
-    max_length: Tokens of a sentence in training, EOS included. Longer sentences are cut.
-    generator: The whole network of a run that trained a decoder too, or None.
-    languages: Codes of the languages in the training data, or None if unknown.
-    similarity_fn_name: How vectors are compared, one of `SIMILARITIES`.
+    max_length: Maximum number of tokens of a sentence, including EOS. Longer sentences are cut.
+    generator: The network with its decoder, if the run trained one.
+    languages: Language codes of the training data, if known.
+    similarity_fn_name: How to compare vectors, one of `SIMILARITIES`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -74,13 +75,13 @@ class EncoderAssets(msgspec.Struct, frozen=True):
 
 
 class SavedEncoder(msgspec.Struct, frozen=True):
-  """The parts of an encoder, as saved.
+  """An encoder with its parameters.
 
   Attributes:
-    name: Path of its parameters.
+    name: Path of the parameters.
     assets: Networks, vocabulary, maximum length and languages.
-    network: The network that was read.
-    params: Its parameters, float32, as a tree of arrays of JAX or NumPy.
+    network: The network of the parameters: the encoder alone, or the network with its decoder.
+    params: Float32 parameters, as a tree of JAX or NumPy arrays.
   """
 
   name: str
@@ -90,19 +91,19 @@ class SavedEncoder(msgspec.Struct, frozen=True):
 
   @property
   def arrays(self) -> dict[str, np.ndarray]:
-    """The parameters by name; `/` joins the parts of a name."""
+    """The parameters by name, such as "encoder/layers_0/mlp/wi/kernel"."""
     return traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
 
 
 class Converted(msgspec.Struct, frozen=True, kw_only=True):
-  """A model of another library, converted.
+  """A model converted from another library.
 
   Attributes:
-    params: Returns the parameters by name.
-    sizes: Sizes of the model by the attributes of its config.
-    left_out: By the name of each tensor that became no parameter, the reason.
-    assets: What `vmsst.load` needs next to the parameters. None: the source has no vocabulary.
-    notes: What to know before using the result, one sentence each.
+    params: Reads the parameters by name.
+    sizes: Sizes of the model, as attributes of its config.
+    left_out: Why each unused tensor was skipped, by tensor name.
+    assets: What `vmsst.load` needs besides parameters, unless the source has no vocabulary.
+    notes: Notes for the user, one sentence each.
   """
 
   params: Callable[[], Mapping[str, np.ndarray]]
@@ -128,13 +129,13 @@ class _Record(msgspec.Struct, omit_defaults=True):
 def save_encoder_assets(
   model: Any, directory: str | os.PathLike[str], languages: Iterable[str] | None = None
 ) -> None:
-  """Writes `encoder.json` and the vocabulary's file of a model into `directory`, each atomically.
+  """Writes `encoder.json` and the vocabulary of a model into a folder.
 
   Args:
-    model: A `BitextModel`. Its `sentence_encoder`, `vocabulary` and `max_length` are saved, and its
-      `network` if that has a decoder.
-    directory: Folder to write to; made if missing.
-    languages: Codes of the training languages, if known.
+    model: A `BitextModel`. Its `sentence_encoder`, `vocabulary` and `max_length` are saved, and
+      also its `network` if it has a decoder.
+    directory: The folder. It is created if missing.
+    languages: Language codes of the training data, if known.
 
   Raises:
     InputError: as `save_assets`.
@@ -152,27 +153,27 @@ def save_encoder_assets(
 def save_assets(
   assets: EncoderAssets, directory: str | os.PathLike[str], weights: Sequence[str] = ()
 ) -> str | None:
-  """Writes `encoder.json` and the vocabulary's file into `directory`, each atomically.
+  """Writes `encoder.json` and the vocabulary into a folder.
 
   Args:
-    assets: What they describe.
-    directory: Folder to write to; made if missing.
-    weights: Names of the safetensors files of an export, whose checksums are saved. None of
-      them: the parameters are in a checkpoint, which has checksums of its own.
+    assets: The assets.
+    directory: The folder. It is created if missing.
+    weights: Names of safetensors files in the folder. Their checksums are saved. Omit them if the
+      parameters are in a checkpoint, because a checkpoint has its own checksums.
 
   Returns:
-    The name of the vocabulary's file, if it has one.
+    The name of the vocabulary's file, if the vocabulary has one.
 
   Raises:
-    InputError: the vocabulary's file cannot be read, or has more pieces than the network's token
-      table has rows.
+    InputError: the vocabulary's file cannot be read, or the vocabulary has more pieces than the
+      network's token table has rows.
   """
   folder, vocabulary = epath.Path(storage.path(directory)), assets.vocabulary
   rows = assets.network.config.vocab_size
   if vocabulary.size > rows:
     raise errors.InputError(
-      f"the model: the vocabulary has {vocabulary.size} pieces, but the network's token table only "
-      f"{rows} rows ({type(assets.network.config).__name__}.vocab_size)"
+      f"the model: the vocabulary has {vocabulary.size} pieces, but the network's token table has "
+      f"only {rows} rows ({type(assets.network.config).__name__}.vocab_size)"
     )
   entry, name, content = _describe_vocabulary(vocabulary)
   record = _Record(
@@ -193,7 +194,7 @@ def save_assets(
 
 
 def _write(path: epath.Path, content: bytes) -> None:
-  """Writes a file, which appears as a whole: a run may be loaded while it starts."""
+  """Writes a file atomically, because a user may load a run while it starts."""
   if storage.is_url(path):
     path.write_bytes(content)
     return
@@ -204,18 +205,18 @@ def _write(path: epath.Path, content: bytes) -> None:
 
 
 def write(saved: SavedEncoder, folder: pathlib.Path) -> None:
-  """Writes an encoder, without the rest of its run, into a folder that `vmsst.load` opens.
+  """Writes only the encoder of a run into a folder that `vmsst.load` opens.
 
-  `model.safetensors` has the parameters in float32 by name (`encoder/layers_0/...`, or
-  `encoder/layers/...` with an axis of layers if the run scanned them). `encoder.json` has its
-  SHA-256, which `vmsst.load` checks.
+  `model.safetensors` contains the parameters in float32. They are named `encoder/layers_0/...`, or
+  `encoder/layers/...` with an axis of layers if the run scanned its layers. `encoder.json` contains
+  the SHA-256 of `model.safetensors`, and `vmsst.load` checks it.
   """
   tensors.write_file(folder / WEIGHTS_FILE, saved.arrays)
   save_assets(saved.assets, folder, [WEIGHTS_FILE])
 
 
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
-  """Returns a SHA-256 of everything that an encoder's vectors depend on except its parameters."""
+  """Returns a SHA-256 of everything except parameters that determines an encoder's vectors."""
   entry, _, content = _describe_vocabulary(vocabulary)
   record = {
     "network": describe(network),
@@ -232,19 +233,19 @@ def vocabulary_digest(vocabulary: vocabularies.Vocabulary) -> str:
 
 
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
-  """Returns the assets that `save_encoder_assets` has written.
+  """Reads the assets that `save_encoder_assets` or `write` wrote.
 
-  If they have checksums of safetensors files in the folder, these files are checked.
+  If `encoder.json` contains checksums of safetensors files, these files are checked too.
 
   Raises:
-    InputError: a file is missing, damaged or of another format; the message names it.
+    InputError: a file is missing or damaged, or has another format.
   """
   folder = epath.Path(storage.path(directory))
   path = folder / ENCODER_FILE
   if not path.exists():
     raise errors.InputError(
-      f"{path} does not exist: no training run of vmsst wrote the folder, or its gin file does not "
-      "bind train_script.train.summarize_config_fn to model_dir.summarize_run"
+      f"{path} does not exist: no training run of vmsst wrote this folder, or its gin file does "
+      "not bind train_script.train.summarize_config_fn to model_dir.summarize_run"
     )
   try:
     record = msgspec.json.decode(input_files.read_bytes(path), type=_Record)
@@ -267,27 +268,21 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
     vocabulary = _instance(cls, values, **location)
   except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
     raise errors.InputError(
-      f"{path}: {error}; the file is damaged, or another version of vmsst has written it"
+      f"{path}: {error}; the file is damaged, or another version of vmsst wrote it"
     ) from None
   for name, expected in record.weights.items():
     weights = folder / name
     if weights.is_file() and input_files.sha256(weights) != expected:
       raise errors.InputError(
-        f"{weights} is damaged: it has changed since the export (its SHA-256 differs from that in "
-        f"{path}); copy or export it again"
+        f"{weights} is damaged: its SHA-256 differs from {path}; copy or export it again"
       )
   return EncoderAssets(
-    network,
-    vocabulary,
-    record.max_length,
-    generator,
-    record.languages,
-    record.similarity_fn_name,
+    network, vocabulary, record.max_length, generator, record.languages, record.similarity_fn_name
   )
 
 
 def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, bytes]:
-  """Returns kind and options of a vocabulary for JSON, and its file's name and content, if any."""
+  """Returns the JSON entry of a vocabulary, and the name and content of its file, if any."""
   kind = next(kind for kind, cls in VOCABULARIES.items() if isinstance(vocabulary, cls))
   described: dict[str, Any] = {"kind": kind}
   for field in dataclasses.fields(vocabulary):
@@ -298,7 +293,7 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
     if prompts := described.pop("prompts"):
       described["prompts"] = dict(prompts)
     if not vocabulary.skips_unknown:
-      del described["skips_unknown"]  # so that digests of other encoders stay the same
+      del described["skips_unknown"]  # Digests of older encoders do not include this attribute.
     return described, TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return described, VOCABULARY_FILE, vocabulary.model_bytes
@@ -306,7 +301,7 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
 
 
 def describe(network: Any) -> dict[str, Any]:
-  """Returns the class and attributes of a network for JSON."""
+  """Returns the JSON entry of a network: its class and attributes."""
   attributes = {
     field.name: msgspec.to_builtins(getattr(network, field.name))
     for field in dataclasses.fields(network)
@@ -321,16 +316,16 @@ def describe(network: Any) -> dict[str, Any]:
 
 
 def _attribute_types(cls: type) -> dict[str, Any]:
-  """Returns the types of a dataclass's own attributes by name."""
+  """Returns the types of a network's attributes by name, without the attributes of every module."""
   types_by_name = typing.get_type_hints(cls)
   names = (field.name for field in dataclasses.fields(cls))
   return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}
 
 
-def _network(entry: dict[str, Any], known: dict[str, type]) -> Any:
-  """Returns the network that `describe` described; missing attributes have their defaults."""
+def _network(entry: dict[str, Any], networks: dict[str, type]) -> Any:
+  """Creates a network from its JSON entry. Missing attributes have their defaults."""
   attributes = dict(entry)
-  cls = _lookup(attributes.pop("class"), known)
+  cls = _lookup(attributes.pop("class"), networks)
   hint = _attribute_types(cls)["config"]
   configs = {hint.__name__: hint}
   if hint is sentence_encoder.EncoderConfig:
@@ -347,14 +342,14 @@ def _lookup(name: str, types: dict[str, type]) -> type:
   return types[name]
 
 
-def _instance(cls: type, values: dict[str, Any], /, **given: Any) -> Any:
-  """Returns an instance of a dataclass from a file's values, whose types are checked."""
+def _instance(cls: type, values: dict[str, Any], /, **arguments: Any) -> Any:
+  """Creates an instance of a dataclass from the values in a file, and checks their types."""
   types = _attribute_types(cls)
   if unknown := sorted(set(values) - set(types)):
     raise ValueError(f"unknown attributes of {cls.__name__}: {', '.join(unknown)}")
   for key, value in values.items():
     try:
-      given[key] = msgspec.convert(value, types[key])
+      arguments[key] = msgspec.convert(value, types[key])
     except msgspec.ValidationError as error:
       raise ValueError(f"{key!r} of {cls.__name__}: {error}") from None
-  return cls(**given)
+  return cls(**arguments)

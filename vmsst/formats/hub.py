@@ -1,7 +1,7 @@
-"""Encoders on the Hugging Face Hub, such as "sentence-transformers/LaBSE", and model cards.
+"""Downloads and uploads encoders of the Hugging Face Hub, and writes model cards.
 
-huggingface_hub downloads and uploads them, with its cache, tokens and offline mode (HF_HOME,
-HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). They are read as they are. Nothing of a model is run.
+The package huggingface_hub does the transfer, with its cache, tokens and offline mode (HF_HOME,
+HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). No code of a repository is run.
 """
 
 import contextlib
@@ -15,18 +15,18 @@ from vmsst import errors
 from vmsst.formats import tokenizers
 from vmsst.formats.encoder_json import SavedEncoder
 
-# Git allows no `..` in a revision, whose name becomes a path in the cache.
+# A revision becomes a path in the cache, so reject `..`. Git does not allow it in revisions either.
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 _LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
-# With weights of layers after the pooling, which may have another format than those of the encoder.
+# Files besides the encoder's weights. Layers after the pooling may have weights in another format.
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
-# The first of these files that a repository has.
+# Weights of the encoder, in order of preference.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
-# Copies of the model for other engines.
+# Copies of the model for other runtimes.
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
-# Files of former uploads, which the new encoder may lack.
+# Files of an earlier upload. They are deleted if the new encoder does not have them.
 _REPLACED = re.compile(
   r"\d+_[A-Z]\w*/.*|vocabulary\.model|model.*\.safetensors(\.index\.json)?|pytorch_model.*"
   r"|special_tokens_map\.json|added_tokens\.json|adapter_config\.json"
@@ -34,25 +34,25 @@ _REPLACED = re.compile(
 
 
 def is_name(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path may be a name on the Hub: `owner/name`, and no file or folder here."""
+  """Returns whether a path may be the name of a repository: `owner/name`, and not a local path."""
   text = os.fspath(path)
   is_checkpoint = _CHECKPOINT.fullmatch(text.rsplit("/", 1)[-1])
   return bool(_NAME.fullmatch(text)) and not is_checkpoint and not os.path.lexists(text)
 
 
 def find(name: str) -> tuple[str, pathlib.Path]:
-  """Downloads a model, or finds it in the cache; returns `owner/name@commit` and its folder.
+  """Downloads a model unless it is in the cache; returns `owner/name@commit` and its folder.
 
   Args:
-    name: `owner/name`, followed by `@` and a branch, tag or commit if it is not the main branch.
+    name: `owner/name`, or `owner/name@revision` with a branch, tag or commit.
 
   Raises:
-    InputError: there is no such model, or it cannot be downloaded.
+    InputError: the model does not exist or cannot be downloaded.
   """
   import huggingface_hub
 
   repository, _, revision = name.partition("@")
-  with _hub_errors(f"there is no folder {name} here, and {name} cannot be downloaded from"):
+  with _hub_errors(f"the folder {name} does not exist, and {name} cannot be downloaded from"):
     for weights in _WEIGHTS:
       snapshot = huggingface_hub.snapshot_download(
         repository,
@@ -63,16 +63,16 @@ def find(name: str) -> tuple[str, pathlib.Path]:
       folder = pathlib.Path(snapshot)
       if any(folder.rglob(weights)):
         return f"{repository}@{folder.name}", folder
-  raise errors.InputError(f"{repository} has no weights in safetensors or in a file of torch")
+  raise errors.InputError(f"{repository} has no weights in safetensors or PyTorch format")
 
 
 def check_upload(repository: str) -> None:
-  """Raises InputError unless this is `owner/name`, without a revision, and there is a token."""
+  """Raises InputError unless `repository` is `owner/name` and a Hub token is available."""
   import huggingface_hub
 
   matched = _NAME.fullmatch(repository)
   if not matched or matched["revision"]:
-    raise errors.InputError(f"{repository!r} is not the name of a repository: give owner/name")
+    raise errors.InputError(f"{repository!r} is not the name of a repository; give owner/name")
   if huggingface_hub.get_token() is None:
     raise errors.InputError(f"{repository} cannot be uploaded without a token; {_LOG_IN}")
 
@@ -80,19 +80,19 @@ def check_upload(repository: str) -> None:
 def upload(
   folder: pathlib.Path, repository: str, *, public: bool = False, revision: str | None = None
 ) -> str:
-  """Uploads all files of a folder in one commit, whose address it returns.
+  """Uploads all files of a folder in one commit, and returns the URL of the commit.
 
-  The Hub keeps the files of an interrupted upload, so that another call does not send them again.
+  The Hub remembers files of an interrupted upload, so the next call does not send them again.
 
   Args:
     folder: An encoder that sentence-transformers opens.
-    repository: `owner/name`, made if it is new.
-    public: Whether everyone can see a new repository. An existing one must have this visibility.
-    revision: Branch to commit to, made from the main branch if it is new; default: the main branch.
+    repository: `owner/name`. A new repository is created.
+    public: Whether a new repository is public. An existing repository must have this visibility.
+    revision: Branch to commit to (default: the main branch). A new branch starts from main.
 
   Raises:
-    InputError: the token has no permission, the repository exists and differs from `public`, or the
-      Hub cannot be reached.
+    InputError: the token lacks permission, the visibility of an existing repository differs from
+      `public`, or the Hub cannot be reached.
   """
   from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
@@ -109,7 +109,7 @@ def upload(
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     files = {path.relative_to(folder).as_posix(): str(path) for path in paths}
     stale = filter(_REPLACED.fullmatch, api.list_repo_files(repository, revision=revision))
-    # `upload_folder` may make several commits.
+    # `upload_folder` could make several commits.
     commit = api.create_commit(
       repository,
       [
@@ -124,10 +124,10 @@ def upload(
 
 @contextlib.contextmanager
 def _hub_errors(problem: str) -> Iterator[None]:
-  """Raises InputError instead of the exceptions of huggingface_hub and of the packages it uses.
+  """Converts exceptions of huggingface_hub and its dependencies to InputError.
 
   Args:
-    problem: Start of the message; the address of the Hub and the reason follow.
+    problem: Start of the message. The URL of the Hub and the reason follow.
   """
   from huggingface_hub import constants
 
@@ -135,9 +135,9 @@ def _hub_errors(problem: str) -> Iterator[None]:
     yield
   except errors.InputError:
     raise
-  except Exception as error:  # of several packages, whose classes differ between versions
+  except Exception as error:  # The exception classes differ between versions of the packages.
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-      error = error.__cause__  # of one file of many
+      error = error.__cause__  # The RuntimeError wraps the failure of a single file.
     reason = " ".join(str(error).split()) or type(error).__name__
     raise errors.InputError(
       f"{problem} {constants.ENDPOINT}: {reason}; for a private or gated model, {_LOG_IN}"
@@ -159,12 +159,12 @@ def card(
   license_id: str | None = None,
   results: str | None = None,
 ) -> str:
-  """Returns the model card of an encoder, without paths.
+  """Returns the model card of an encoder. The card contains no local paths.
 
   Args:
     saved: The encoder.
-    name: `owner/name`, followed by `@` and the branch unless it is main.
-    license_id: License, such as "apache-2.0"; default: the card names none.
+    name: `owner/name`, or `owner/name@branch` for a branch other than main.
+    license_id: License, such as "apache-2.0" (default: no license in the card).
     results: Averages of an evaluation, as a Markdown list.
   """
   import huggingface_hub

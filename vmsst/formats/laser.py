@@ -1,12 +1,12 @@
-"""Imports LASER2, a BiLSTM, and LASER3, a transformer for each language, from the released files.
+"""Imports LASER2 (a BiLSTM) and LASER3 (a transformer for each language) from the released files.
 
-A folder has one `.pt`. That of LASER2 has the dictionary of pieces in it; for LASER3, it is the
-`.cvocab`. As in the original, LASER3 uses the `.spm` and `.cvocab` of its language, if they exist,
-and otherwise those of LASER2.
+A folder contains one encoder, a `.pt` file. It also contains a SentencePiece model (`.spm`) and,
+for LASER3, a dictionary of its pieces (`.cvocab`). LASER2's dictionary is in its `.pt` file. Some
+languages of LASER3 have a `.spm` and `.cvocab`. All other languages use the files of LASER2.
 
-BOS and padding are ids 0 and 1 in fairseq, 1 and 0 in this library. The vocabulary becomes one
-SentencePiece model in the dictionary's order. Pieces that the dictionary lacks follow; their token
-vectors are copies of the unknown token's.
+BOS and padding have ids 0 and 1 in fairseq, but 1 and 0 in this library. The vocabulary becomes one
+SentencePiece model in the order of the dictionary. Pieces outside the dictionary follow at the end,
+with copies of the unknown token's vector.
 
 References: Heffernan et al. 2022 (LASER3); the code at github.com/facebookresearch/LASER.
 """
@@ -52,7 +52,7 @@ _LAYER = {
 class _LstmOptions(msgspec.Struct, rename={
   "vocab_size": "num_embeddings", "emb_dim": "embed_dim", "hidden_dim": "hidden_size",
 }):  # fmt: skip
-  """The options of LASER2, by the names of an LstmConfig."""
+  """Options of LASER2, with the names of an LstmConfig."""
 
   vocab_size: transformers.Size
   emb_dim: transformers.Size
@@ -64,7 +64,7 @@ class _Options(msgspec.Struct, rename={
   "emb_dim": "encoder_embed_dim", "num_heads": "encoder_attention_heads",
   "mlp_dim": "encoder_ffn_embed_dim", "num_layers": "encoder_layers",
 }):  # fmt: skip
-  """The options of LASER3, by the names of a TransformerConfig where it has them."""
+  """Options of LASER3. Options with an equivalent in TransformerConfig have its name."""
 
   emb_dim: transformers.Size
   num_heads: transformers.Size
@@ -78,25 +78,25 @@ class _Options(msgspec.Struct, rename={
 
 
 def files(folder: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the encoders of LASER in a folder."""
+  """Returns the paths of the LASER encoders in a folder."""
   return sorted(folder.glob("laser*.pt"))
 
 
 def convert(folder: pathlib.Path) -> encoder_json.Converted:
-  """Returns the encoder of LASER in a folder.
+  """Imports the LASER encoder in a folder.
 
-  The original does not limit the length of a text, and its batches have 12,000 tokens. This is also
-  the maximum length here, if the config of LASER3 does not have a lower one.
+  The original has no maximum length, but its batches have at most 12,000 tokens. This is also the
+  maximum length here, unless LASER3's config sets a lower one.
 
   Args:
-    folder: Folder of a `.pt`, its `.spm` and, for LASER3, its `.cvocab`.
+    folder: Folder with a `.pt`, its `.spm` and, for LASER3, its `.cvocab`.
 
   Raises:
     InputError: a file is missing or damaged, or this library cannot express the encoder.
   """
-  path, *others = files(folder)
-  if others:
-    names = errors.some(file.name for file in (path, *others))
+  path, *extra_paths = files(folder)
+  if extra_paths:
+    names = errors.some(file.name for file in (path, *extra_paths))
     raise errors.InputError(f"{folder} has several encoders: {names}; give each its own folder")
   record = tensors.read_torch(path, argparse.Namespace)
   try:
@@ -106,10 +106,11 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     dictionary = dict(record["dictionary"] if is_lstm else {})
   except (KeyError, TypeError, ValueError) as error:
     raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
-  # Checkpoints of training have a decoder, too.
+  # Training checkpoints contain a decoder too.
   start = "encoder." if f"encoder.{_WORDS}.weight" in state else ""
-  named = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
-  stored = {name: x for name, x in named.items() if name not in _NO_PARAMETERS}
+  weights = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
+  for name in _NO_PARAMETERS:
+    weights.pop(name, None)
   config: Any
   if is_lstm:
     from vmsst.networks import lstm
@@ -131,7 +132,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     if options.get("encoder_normalize_before"):
       dictionary.setdefault("<mask>", len(_SPECIAL) + len(dictionary))
     config, table = _transformer(path, options, len(_SPECIAL) + len(dictionary))
-  tensors.check(table, stored, str(path))
+  tensors.check(table, weights, str(path))
   rows = config.vocab_size
   content, size = _sentencepiece_model(_vocabulary_file(path, ".spm"), dictionary, rows)
   config = dataclasses.replace(config, vocab_size=size)
@@ -139,12 +140,12 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   pooling = "cls" if options.get("sentemb_criterion") == "cls" else "max"
   prepends_bos = bool(options.get("prepend_bos"))
   if pooling == "cls" and not prepends_bos:
-    raise errors.InputError(f"{path}: it pools the first token, but 'prepend_bos' is not set")
+    raise errors.InputError(f"{path}: pooling 'cls' without 'prepend_bos' is not supported")
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(table, stored)
+    arrays = tensors.to_parameters(table, weights)
     if isinstance(config, transformer.TransformerConfig):
-      # Sines, then cosines, in fairseq's precision, whose errors the encoder was trained with.
+      # Sines, then cosines. Use fairseq's precision, because training saw its rounding errors.
       half = config.emb_dim // 2
       step = np.float32(-math.log(10_000) / max(half - 1, 1))
       rate_F = np.exp(np.arange(half, dtype=np.float32) * step)
@@ -152,7 +153,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
       table_RD = np.concatenate([np.sin(angle_RF), np.cos(angle_RF)], axis=1)
       table_RD = np.pad(table_RD, ((0, 0), (0, config.emb_dim % 2)))
       arrays["encoder/position_embedding"] = table_RD
-    else:  # both directions in one array
+    else:  # Stack both directions in one array.
       for i in range(config.num_layers):
         inputs_RQD, recurrent_RQC, bias_RQ, other_bias_RQ = (
           np.stack([arrays.pop(f"{name}_l{i}"), arrays.pop(f"{name}_l{i}_reverse")])
@@ -164,7 +165,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     ids_V = [1, 0, *range(2, rows), *[_UNKNOWN] * (size - rows)]
     return {**arrays, TOKEN_TABLE: arrays[TOKEN_TABLE][ids_V]}
 
-  # The file is read as long as the process lives.
+  # The vocabulary reads this file later, so it must exist until the process ends.
   model_file = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()), f"{path.stem}.model")
   model_file.write_bytes(content)
   vocabulary = vocabularies.LaserVocabulary(str(model_file), prepends_bos)
@@ -172,7 +173,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   return encoder_json.Converted(
     params=params,
     sizes=dataclasses.asdict(config),
-    left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in stored), "not used"),
+    left_out=dict.fromkeys((x for x in state if x.removeprefix(start) not in weights), "not used"),
     assets=encoder_json.EncoderAssets(network, vocabulary, max_length),
   )
 
@@ -180,10 +181,16 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
 def _transformer(
   path: pathlib.Path, record: dict[str, Any], rows: int
 ) -> tuple[transformer.TransformerConfig, list[Row]]:
-  """Returns the sizes of LASER3, whose token table has a number of rows, and its tensors."""
+  """Returns the config of a LASER3 encoder and the table of its tensors.
+
+  Args:
+    path: The `.pt` file, for messages.
+    record: The encoder's options.
+    rows: Number of rows of the token table.
+  """
   fixed = {"encoder_learned_pos": False, "no_token_positional_embeddings": False}
   options = transformers.check_config(path, record, _Options, fixed)
-  place = "pre" if options.encoder_normalize_before else "post"
+  prefix = "pre" if options.encoder_normalize_before else "post"
   config = transformer.TransformerConfig(
     vocab_size=rows,
     emb_dim=options.emb_dim,
@@ -194,30 +201,29 @@ def _transformer(
     position_offset=_OFFSET,
     activation=transformers.ACTIVATIONS[options.activation_fn],
     layer_norm_eps=1e-5,
-    norm_place="before" if place == "pre" else "after",
+    norm_place="before" if prefix == "pre" else "after",
     embedding_norm=options.layernorm_embedding,
     scale_embeddings=not options.no_scale_embedding,
   )
   names = {_WORDS: TOKEN_TABLE}
   if config.embedding_norm:
     names["layernorm_embedding"] = "encoder/embedding_layer_norm"
-  if place == "pre":
+  if prefix == "pre":
     names["layer_norm"] = "encoder/encoder_norm"
   norms = {
-    "self_attn_layer_norm": f"{place}_attention_layer_norm",
-    "final_layer_norm": f"{place}_mlp_layer_norm",
+    "self_attn_layer_norm": f"{prefix}_attention_layer_norm",
+    "final_layer_norm": f"{prefix}_mlp_layer_norm",
   }
   return config, transformers.Table(names, "layers", _LAYER | norms).rows(config)
 
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
-  """Returns the `.spm` or `.cvocab` of an encoder: its own, or else that of LASER2."""
-  own = path.with_suffix(suffix)
-  has_own = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
-  file = own if has_own else path.with_name(f"laser2{suffix}")
+  """Returns the path of an encoder's `.spm` or `.cvocab`, or of LASER2's if it has neither."""
+  has_files = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
+  file = path.with_suffix(suffix) if has_files else path.with_name(f"laser2{suffix}")
   if not file.is_file():
-    names = " or, if there is one, ".join(dict.fromkeys((file.name, own.name)))
-    raise errors.InputError(f"{path} requires {file}, which does not exist; download {_URL}{names}")
+    names = " or, if it exists, ".join(dict.fromkeys((file.name, path.stem + suffix)))
+    raise errors.InputError(f"{file} does not exist, but {path} needs it; download {_URL}{names}")
   return file
 
 
@@ -227,22 +233,22 @@ def _sentencepiece_model(
   """Returns a SentencePiece model with the ids of a dictionary, and its number of pieces.
 
   Args:
-    path: The model with ids of its own.
-    dictionary: Ids of pieces in fairseq, below `rows`; those of special ones are not used.
-    rows: Rows of the token table.
+    path: The original SentencePiece model, with other ids.
+    dictionary: Ids of pieces in fairseq. Ids of special tokens are ignored.
+    rows: Number of rows of the token table.
   """
-  # The module makes its classes at run time, unseen by type checkers.
+  # The module creates its classes at run time, so type checkers cannot see them.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
   model.ParseFromString(path.read_bytes())
   words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
-  own = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
-  # Words that are not pieces become control symbols, which no text contains.
+  texts = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
+  # Rows without a piece become control symbols. No text contains them.
   names = [words.get(i, f"<row {i}>") for i in range(rows)]
-  pieces = [own.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names]
+  pieces = [texts.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names]
   pieces[:2] = pieces[1::-1]
   pieces[_UNKNOWN].type = kinds.UNKNOWN
-  pieces += own.values()
+  pieces += texts.values()
   del model.pieces[:]
   model.pieces.extend(pieces)
   trainer = model.trainer_spec

@@ -1,14 +1,14 @@
 """Imports mT5 as the start of training (VMSST paper, section 6.4), and the released VMSST.
 
-Both encoders start as mT5's encoder. The decoder takes over self-attention, feed-forward layers and
-norms; the norm before cross-attention becomes the one before the sentence injection. mT5's
-`lm_head` becomes the part of the vocabulary projection that multiplies hidden states.
-Cross-attention is left out. Heads, language tables, injections and the latents' part of the
-projection start fresh.
+Both encoders start as copies of mT5's encoder. The decoder takes mT5's self-attention, feed-forward
+layers and norms. Instead of cross-attention, it has a sentence injection, and the norm before
+cross-attention becomes the norm before the injection. mT5's `lm_head` becomes the rows of the
+vocabulary projection that multiply hidden states. Heads, language tables, injections and the
+projection's rows for latents are initialized at random.
 
-One import serves all models: each reads the parameters that it has.
+One import works for all models, because each model reads only the parameters that it has.
 
-The released VMSST (`jwieting/vmsst`) is an mT5 encoder and the projection after its mean. In its
+The released VMSST (`jwieting/vmsst`) is an mT5 encoder with a projection after mean pooling. In its
 files, the encoder's names start with `mt5_encoder.`, and the projection is `projection.weight`. The
 names of other parameters (language encoder, decoder) are not published.
 """
@@ -29,12 +29,12 @@ from vmsst.formats.tensors import Row
 from vmsst.networks import sentence_encoder, t5
 
 TYPES = ("mt5", "t5")
-"""The `model_type` of T5 1.1, which has the same parameters and function, and mT5."""
+"""Supported values of `model_type`. T5 1.1 has the same parameters and layers as mT5."""
 VOCABULARY_FILE = "spiece.model"
-# Start of the names of the encoder's tensors in the release of VMSST.
+# Prefix of the encoder's tensors in the released VMSST.
 _VMSST = "mt5_encoder."
 _PROJECTION = "projection.weight"
-# Tokens of a sentence, as in transformers' configs of T5; no position table limits them.
+# Maximum number of tokens, as in transformers' configs of T5. T5 has no position table.
 MAX_LENGTH = 512
 _TABLE = "shared.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -42,7 +42,7 @@ _UNUSED = dict.fromkeys(_COPIES, "copies of the token table") | {
   "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "T5 never reads it"
 }
 _CROSS_ATTENTION = "EncDecAttention"
-# Names of the decoder's modules in transformers, and in models that start from mT5.
+# Modules of the decoder in transformers, and in models that start from mT5.
 _DECODER = transformers.Table(
   {
     "decoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
@@ -70,56 +70,56 @@ _DECODER = transformers.Table(
 
 
 def convert(
-  source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, whole: bool = True
+  source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, with_decoder: bool = True
 ) -> Converted:
-  """Returns an mT5, or the released VMSST if the names of the weights say so.
+  """Imports an mT5 or the released VMSST. The names of the weights show which one it is.
 
-  The vectors of an mT5 are means of token states: it is not yet a sentence encoder. VMSST reads 512
-  tokens of a sentence, as in the released code, though it was trained on 32; see `max_length` of
+  An mT5 is not yet a sentence encoder: its vectors are means of hidden states. VMSST was trained on
+  32 tokens per sentence but reads 512, as in the released code. To change this, see `max_length` of
   `vmsst.load`.
 
   Args:
-    source: Its folder.
-    vocabulary: Its SentencePiece model; default: `spiece.model` in the folder or, without one,
-      `tokenizer.json`, which newer versions of transformers write instead.
-    whole: Whether to return all that training can start from, or the encoder alone.
+    source: Folder of the model.
+    vocabulary: SentencePiece model of the vocabulary. If omitted, `spiece.model` in the folder, or
+      else `tokenizer.json` (newer versions of transformers write only this file).
+    with_decoder: Whether to import everything that training can start from, or only the encoder.
 
   Raises:
-    InputError: the source cannot be used.
+    InputError: a file is missing, damaged or not supported.
   """
   path = source / transformers.CONFIG_FILE
   # umT5, another `model_type`, has a bias table in every layer.
   fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
-  record = transformers.check_config(path, transformers.read_object(path), _Options, fixed)
-  sizes = msgspec.structs.asdict(record)
+  config = transformers.read_object(path)
+  sizes = msgspec.structs.asdict(transformers.check_config(path, config, _Options, fixed))
   sizes["num_decoder_layers"] = sizes["num_decoder_layers"] or sizes["num_encoder_layers"]
-  stored = transformers.open_tensors(source)
+  weights = transformers.open_tensors(source)
   left_out: dict[str, str] = {}
-  is_vmsst = any(name.startswith(_VMSST) for name in stored)
+  is_vmsst = any(name.startswith(_VMSST) for name in weights)
   if is_vmsst:
-    names = {x: x.removeprefix(_VMSST) for x in stored if x.startswith((_VMSST, _PROJECTION))}
-    left_out = dict.fromkeys(stored.keys() - names, "the sentence encoder has no such parameter")
-    stored = {name: stored[x] for x, name in names.items()}
-  elif not whole:
-    stored = {x: y for x, y in stored.items() if not x.startswith(("decoder.", "lm_head."))}
-  if not any(name.startswith("decoder.") for name in stored):
+    names = {x: x.removeprefix(_VMSST) for x in weights if x.startswith((_VMSST, _PROJECTION))}
+    left_out = dict.fromkeys(weights.keys() - names, "the sentence encoder has no such parameter")
+    weights = {name: weights[x] for x, name in names.items()}
+  elif not with_decoder:
+    weights = {x: y for x, y in weights.items() if not x.startswith(("decoder.", "lm_head."))}
+  if not any(name.startswith("decoder.") for name in weights):
     sizes["num_decoder_layers"] = 0
-  # A copy of the token table may stand for it.
-  if _TABLE not in stored and _COPIES[0] in stored:
-    stored[_TABLE] = stored.pop(_COPIES[0])
-  left_out |= {_VMSST * is_vmsst + x: note for x, note in _UNUSED.items() if x in stored}
-  stored = {name: tensor for name, tensor in stored.items() if name not in _UNUSED}
+  # Some files contain only the encoder's copy of the token table.
+  if _TABLE not in weights and _COPIES[0] in weights:
+    weights[_TABLE] = weights.pop(_COPIES[0])
+  left_out |= {_VMSST * is_vmsst + x: note for x, note in _UNUSED.items() if x in weights}
+  weights = {name: tensor for name, tensor in weights.items() if name not in _UNUSED}
   table, width = rows(sizes), sizes["emb_dim"]
   if is_vmsst:
-    width = stored[_PROJECTION].shape[0] if _PROJECTION in stored else 0
+    width = weights[_PROJECTION].shape[0] if _PROJECTION in weights else 0
     table.append(Row(_PROJECTION, (width, sizes["emb_dim"]), ("mean/kernel",), transposed=True))
-  tensors.check(table, stored, str(source))
+  tensors.check(table, weights, str(source))
   left_out |= {row.source: "cross-attention" for row in table if _CROSS_ATTENTION in row.source}
   used = [row for row in table if _CROSS_ATTENTION not in row.source]
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(used, stored)
-    if whole and not is_vmsst:  # both encoders of VMSST start from the same
+    arrays = tensors.to_parameters(used, weights)
+    if with_decoder and not is_vmsst:  # VMSST's language encoder starts from mT5's encoder too.
       copies = {f"language_{x}": y for x, y in arrays.items() if x.startswith("encoder/")}
       return arrays | copies
     return arrays
@@ -127,7 +127,6 @@ def convert(
   vocabulary = vocabulary or source / VOCABULARY_FILE
   tokenizer, settings = None, tokenizers.Settings()
   if not is_vmsst:
-    config = transformers.read_object(source / transformers.CONFIG_FILE)
     tokenizer, settings = tokenizers.read(source, config)
   elif not vocabulary.is_file():
     raise errors.InputError(
@@ -140,7 +139,7 @@ def convert(
   network = sentence_encoder.SentenceEncoder(_t5_config(sizes), width, head=is_vmsst)
   max_length = min(settings.limit or MAX_LENGTH, MAX_LENGTH)
   assets = encoder_json.EncoderAssets(network, pieces, max_length)
-  note = "The checkpoint has no decoder: only CONTRASTIVE can start from it."
+  note = "The checkpoint has no decoder, so only CONTRASTIVE can start from it."
   return Converted(
     params=params,
     sizes=sizes,
@@ -151,10 +150,10 @@ def convert(
 
 
 def rows(sizes: Mapping[str, Any]) -> list[Row]:
-  """Returns the tensors of an mT5 in transformers and the parameters that they become.
+  """Returns the table that maps the tensors of an mT5 to parameters.
 
   Args:
-    sizes: Attributes of a T5Config, and `num_decoder_layers` unless there is only the encoder.
+    sizes: Attributes of a T5Config, and `num_decoder_layers` if the model has a decoder.
   """
   config = transformers.exported_config(_t5_config(sizes))
   table = transformers.T5.table.rows(config)
@@ -172,7 +171,7 @@ def _t5_config(sizes: Mapping[str, Any]) -> t5.T5Config:
 class _Options(msgspec.Struct, rename=transformers.T5_NAMES | {
   "num_encoder_layers": "num_layers", "relpos_max_distance": "relative_attention_max_distance",
 }):  # fmt: skip
-  """The attributes of a T5Config, and `num_decoder_layers`, by their names there."""
+  """Options in `config.json`, with the names of a T5Config, and `num_decoder_layers`."""
 
   vocab_size: transformers.Size
   emb_dim: transformers.Size

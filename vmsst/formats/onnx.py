@@ -1,9 +1,9 @@
-"""Sentence encoders as ONNX models, which ONNX Runtime and OpenVINO run without this library.
+"""Writes sentence encoders as ONNX models. ONNX Runtime and OpenVINO run them without this library.
 
-The graphs are built from the parameters: jax2onnx, which converts functions of JAX, requires an
-older Orbax than this library does, and cannot convert these networks for varying lengths. Values
-are float32, also if the encoder was trained in bfloat16. Functions that add layers take the names
-of values and return the name of the new one.
+This module builds the graphs itself. jax2onnx, a converter for JAX functions, requires an older
+Orbax than this library and cannot convert these networks for variable lengths. All values are
+float32, even if the encoder was trained in bfloat16. Functions that add layers take names of values
+in the graph, and return the name of the new value.
 """
 
 import contextlib
@@ -22,19 +22,19 @@ from vmsst.formats.encoder_json import SavedEncoder
 from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
-"""The graph whose output is OUTPUT."""
+"""The model with the output OUTPUT."""
 STATES_FILE = "last_hidden_state.onnx"
-"""The graph whose output is STATES, as sentence-transformers requires."""
+"""The model with the output STATES, for sentence-transformers."""
 WEIGHTS_FILE = "model.onnx_data"
-"""The weights of both."""
+"""The weights of both models."""
 TOKENS, MASK = "input_ids", "attention_mask"
-"""Inputs of the graph, int64 [B, T]. The mask is 1 at tokens and 0 at padding after them."""
+"""Inputs, int64 [B, T]. The mask is 1 at tokens and 0 at padding. Padding follows the tokens."""
 OUTPUT, STATES = "sentence_embedding", "last_hidden_state"
-"""Outputs of the graph, float32 [B, S] and [B, T, D]."""
+"""Outputs, float32 [B, S] and [B, T, D]."""
 _AXES = ("batch_size", "sequence_length")
-# LayerNormalization came with 17.
+# The first version with LayerNormalization.
 _OPERATOR_SET = 17
-# Runtimes map arrays into memory that start at a multiple.
+# Runtimes map arrays into memory only if they are aligned to pages.
 _PAGE = 4096
 
 
@@ -43,38 +43,39 @@ def write(
 ) -> tokenizers.ExportedTokenizer:
   """Writes an ONNX model and its tokenizer into a folder.
 
-  `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] of any size, and the
-  output `sentence_embedding`, float32 [B, S]: the vectors of `vmsst.load(path).encode`, in float32
-  and up to rounding error. The mask is 1 at tokens and 0 at padding, which follows them. Only a
-  table of positions, as in BERT, limits T. Its weights are in `model.onnx_data`.
-  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead, whose output
-  are the hidden states [B, T, D]. It needs an architecture of transformers.
+  `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] for any B and T. A
+  position table, as in BERT, limits T. The output `sentence_embedding`, float32 [B, S], equals the
+  vectors of `vmsst.load(path).encode` in float32, up to rounding error. The weights are in
+  `model.onnx_data`.
 
-  `tokenizer.json` returns the inputs: it cuts texts to the maximum length and pads them. A text
-  that spells the padding token of an imported tokenizer contains that token there; for other
+  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. This model
+  returns the hidden states, [B, T, D]. It works only if transformers has the architecture.
+
+  `tokenizer.json` produces the inputs: it cuts texts to the maximum length and pads them. If a text
+  spells the padding token of an imported tokenizer, that tokenizer treats it as padding. For other
   differences, see `tokenizers.export`.
 
   Args:
     saved: The encoder.
-    folder: Where to write.
-    pretokenized: Texts will be split into words by `vmsst.data.word_splitting.split_words` before
-      they are tokenized, as vocabularies like that of EMS require.
+    folder: Folder to write to.
+    pretokenized: Whether callers will split texts with `vmsst.data.word_splitting.split_words`
+      before they tokenize them. Vocabularies such as EMS's require it.
 
   Raises:
-    InputError: there is no graph of the encoder, its vocabulary cannot become a `tokenizer.json`,
-      or the package onnx is not installed.
+    InputError: the encoder or its vocabulary is not supported, or the package onnx is not
+      installed.
   """
   tokenizer = tokenizers.export(saved.assets.vocabulary, pretokenized=pretokenized)
   params = tensors.separate(saved.arrays)
-  # The rows of the token table are by the tokenizer's ids.
+  # The model receives the tokenizer's ids, so its token table must follow them.
   table_VD = params[tensors.TOKEN_TABLE]
   params[tensors.TOKEN_TABLE] = transformers.swap_padding(table_VD, tokenizer.padding_id)
   build(params, saved.network).write(folder)
-  with contextlib.suppress(errors.InputError):  # transformers has no such encoder
+  with contextlib.suppress(errors.InputError):  # if transformers does not have the architecture
     states = {"file_name": STATES_FILE}
     sentence_transformers.write_modules(saved, tokenizer, folder, model_args=states)
-  # Ids do not depend on `Tokenizer.encode_special_tokens`, which applies to added tokens that are
-  # marked as special: tokens that a text may spell are not marked, and others are not added.
+  # `Tokenizer.encode_special_tokens` changes how added tokens marked as special are tokenized. To
+  # make ids independent of it, tokens that a text may spell are unmarked, and others are removed.
   record = json.loads(tokenizer.content)
   added = [] if tokenizer.splits_special_tokens else record["added_tokens"]
   record["added_tokens"] = [{**token, "special": False} for token in added]
@@ -87,7 +88,7 @@ def write(
 
 
 def usage(saved: SavedEncoder) -> list[str]:
-  """Returns what users of an exported model must know, as lines."""
+  """Returns instructions for users of an exported model, as lines."""
   vocabulary = saved.assets.vocabulary
   prefix = getattr(vocabulary, "prefix", "")
   prompts = tokenizers.method_prompts(prefix, getattr(vocabulary, "prompts", {}))
@@ -103,14 +104,14 @@ def usage(saved: SavedEncoder) -> list[str]:
 
 
 class Graph:
-  """An ONNX graph, which is drawn node by node.
+  """Builds an ONNX graph node by node.
 
-  Each operator of ONNX is a method: `graph.MatMul(x, y)` adds a node and returns its output. Values
-  are known by name; arrays among the operands become constants.
+  Each ONNX operator is a method: `graph.MatMul(x, y)` adds a node and returns the name of its
+  output. Operands are names of values, or arrays. Arrays become constants.
 
   Attributes:
-    parameters: Arrays by name; those that `parameter` returns become part of the graph.
-    outputs: The value of each output, and sizes or names of its axes.
+    parameters: Arrays by name. An array becomes part of the graph when `parameter` is called.
+    outputs: Value and axes (sizes or names) of each output.
     library: The package onnx.
   """
 
@@ -138,12 +139,12 @@ class Graph:
     return add
 
   def parameter(self, name: str) -> str:
-    """Returns the value of a parameter."""
+    """Adds a parameter to the graph and returns the name of its value."""
     self._constants[name] = self.parameters[name]
     return name
 
   def write(self, folder: pathlib.Path) -> None:
-    """Writes a model for each output, MODEL_FILE and STATES_FILE, and WEIGHTS_FILE."""
+    """Writes MODEL_FILE, STATES_FILE and WEIGHTS_FILE."""
     offsets: dict[str, int] = {}
     for path, output in zip((MODEL_FILE, STATES_FILE), self.outputs, strict=True):
       model, large = self.without_weights(output)
@@ -154,14 +155,14 @@ class Graph:
             offsets[name] = stream.tell()
             stream.write(array.data)
       for name, array in large.items():
-        where = {"offset": offsets[name], "length": array.nbytes}
-        self.add_weights(model, name, array, location=WEIGHTS_FILE, **where)
+        position = {"offset": offsets[name], "length": array.nbytes}
+        self.add_weights(model, name, array, location=WEIGHTS_FILE, **position)
       (folder / path).write_bytes(model.SerializeToString())
 
   def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the model of an output without arrays of a page or more, and these, contiguous.
+    """Returns the model of an output without its large arrays, and the large arrays by name.
 
-    The caller adds them by `add_weights`.
+    The caller adds the arrays with `add_weights`. They are contiguous.
     """
     large = {
       name: np.ascontiguousarray(array)
@@ -179,7 +180,7 @@ class Graph:
       "sentence_encoder",
       [helper.make_tensor_value_info(name, kinds.INT64, _AXES) for name in (TOKENS, MASK)],
       [helper.make_tensor_value_info(output, kinds.FLOAT, axes)],
-      # Runtimes read shapes and the like in the model.
+      # Small arrays, such as shapes, must be in the model itself.
       [
         self.library.numpy_helper.from_array(array, name)
         for name, array in self._constants.items()
@@ -191,17 +192,17 @@ class Graph:
       graph,
       producer_name="vmsst",
       opset_imports=operators,
-      # The oldest format, which the most runtimes read.
+      # The oldest version, because more runtimes support it.
       ir_version=helper.find_min_ir_version_for(operators),
     )
     return model, large
 
-  def add_weights(self, model: Any, name: str, array: np.ndarray, **where: Any) -> None:
-    """Adds an array to a model as data outside of it: in a file, or given to a runtime by name."""
+  def add_weights(self, model: Any, name: str, array: np.ndarray, **external_data: Any) -> None:
+    """Adds an array to a model as external data: in a file, or passed to the runtime by name."""
     kind = self.library.helper.np_dtype_to_tensor_dtype(array.dtype)
     tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
     tensor.data_location = self.library.TensorProto.EXTERNAL
-    for key, value in where.items():
+    for key, value in external_data.items():
       tensor.external_data.add(key=key, value=str(value))
 
 
@@ -210,19 +211,19 @@ CONFIGS = transformer.TransformerConfig | t5.T5Config
 
 
 def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEncoder) -> Graph:
-  """Returns the graph from token ids to sentence vectors and to hidden states.
+  """Builds the graph that maps token ids to sentence vectors and hidden states.
 
   Args:
     params: Parameters of the network by name, with separate layers.
     network: The network.
 
   Raises:
-    InputError: there is no graph of the encoder, or the package onnx is not installed.
+    InputError: the network is not supported, or the package onnx is not installed.
   """
   config: Any = network.config
   if not isinstance(network.config, CONFIGS):
     raise errors.InputError(
-      f"there is no ONNX graph of a {type(config).__name__} encoder; use the backend 'jax'"
+      f"ONNX does not support a {type(config).__name__} encoder; use the backend 'jax'"
     )
   graph = Graph(params)
   x_BTD = graph.Gather(graph.parameter(tensors.TOKEN_TABLE), TOKENS)
@@ -230,7 +231,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   length = graph.Gather(graph.Shape(TOKENS), np.int64(1))
   position_T = graph.Range(np.int64(0), length, np.int64(1))
   max_distance = transformer.RELPOS_MAX_DISTANCE
-  if isinstance(config, t5.T5Config):  # a stack with some of the options of a TransformerConfig
+  if isinstance(config, t5.T5Config):  # Convert it to an equivalent TransformerConfig.
     max_distance = config.relpos_max_distance
     config = transformers.exported_config(config)
   hidden_BTD = _Stack(graph, config, mask_BT, position_T, max_distance).hidden_states(x_BTD)
@@ -256,14 +257,14 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
 
 
 class _Stack(NamedTuple):
-  """Draws the layers of a transformer.
+  """Adds the layers of a transformer to a graph.
 
   Attributes:
     graph: The graph.
-    config: Sizes and numerics. Linear layers and norms have a bias if it is among the parameters.
-    mask_BT: Whether a token is not padding.
+    config: Sizes and options. Linear layers and norms have a bias if the parameters contain one.
+    mask_BT: False at padding.
     position_T: Positions of tokens, int64.
-    max_distance: Distances from here on share a bucket of relative positions.
+    max_distance: All distances from here on share one bucket of relative positions.
   """
 
   graph: Graph
@@ -273,7 +274,7 @@ class _Stack(NamedTuple):
   max_distance: int
 
   def hidden_states(self, x_BTD: str) -> str:
-    """Returns the hidden states, given token vectors."""
+    """Adds all layers, and returns the hidden states."""
     graph, config = self.graph, self.config
     if config.scale_embeddings:
       x_BTD = graph.Mul(x_BTD, np.float32(math.sqrt(config.emb_dim)))
@@ -284,7 +285,7 @@ class _Stack(NamedTuple):
       x_BTD = graph.Add(x_BTD, graph.Gather(table_RD, self.position_T))
     if config.embedding_norm:
       x_BTD = self.norm(x_BTD, "encoder/embedding_layer_norm")
-    # By whether a layer is local.
+    # All local layers share one attention bias and rotation, and so do all global layers.
     biases, rotations = {}, {}
     for is_local in {i in config.local_layers for i in range(config.num_layers)}:
       biases[is_local] = self.attention_bias(is_local)
@@ -292,27 +293,27 @@ class _Stack(NamedTuple):
         rotations[is_local] = self.rotation(is_local)
     for i in range(config.num_layers):
       is_local = i in config.local_layers
-      for part in ("attention", "mlp"):
+      for sublayer in ("attention", "mlp"):
         layer, y_BTD = f"encoder/layers_{i}", x_BTD
-        has_first_norm = config.first_norm or (i, part) != (0, "attention")
+        has_first_norm = config.first_norm or (i, sublayer) != (0, "attention")
         if config.norm_place != "after" and has_first_norm:
-          y_BTD = self.norm(y_BTD, f"{layer}/pre_{part}_layer_norm")
-        if part == "mlp":
+          y_BTD = self.norm(y_BTD, f"{layer}/pre_{sublayer}_layer_norm")
+        if sublayer == "mlp":
           y_BTD = self.mlp(y_BTD, f"{layer}/mlp")
         else:
           rotation = rotations.get(is_local)
           y_BTD = self.attention(y_BTD, f"{layer}/attention", biases[is_local], rotation)
         if config.norm_place == "around":
-          y_BTD = self.norm(y_BTD, f"{layer}/post_{part}_layer_norm")
+          y_BTD = self.norm(y_BTD, f"{layer}/post_{sublayer}_layer_norm")
         x_BTD = graph.Add(x_BTD, y_BTD)
         if config.norm_place == "after":
-          x_BTD = self.norm(x_BTD, f"{layer}/post_{part}_layer_norm")
+          x_BTD = self.norm(x_BTD, f"{layer}/post_{sublayer}_layer_norm")
     return x_BTD if config.norm_place == "after" else self.norm(x_BTD, "encoder/encoder_norm")
 
   def attention_bias(self, is_local: bool) -> str:
-    """Returns what is added to the logits: positions and masks, [B, 1 or H, 1 or T, T]."""
+    """Returns the bias of attention logits: positions and masks, [B, 1 or H, 1 or T, T]."""
     graph, config = self.graph, self.config
-    # Added to the logits of tokens that are visible, and that are masked.
+    # Biases of visible and of masked tokens.
     values = np.float32(0), np.float32(t5.MASKED)
     bias_BHTT = graph.Unsqueeze(graph.Where(self.mask_BT, *values), np.array([1, 2]))
     key_1T = graph.Unsqueeze(self.position_T, np.array([0]))
@@ -334,11 +335,15 @@ class _Stack(NamedTuple):
     return bias_BHTT
 
   def rotation(self, is_local: bool) -> tuple[str, str]:
-    """Returns the factors of a vector and of its swapped halves that rotate it, each [T, 1, K]."""
+    """Returns the cosines and sines of rotary positions, each [T, 1, K].
+
+    A rotated vector is `vector * cosines + swapped * sines`, where `swapped` has swapped halves.
+    """
     graph, config = self.graph, self.config
     theta, width = config.local_rope_theta if is_local else config.rope_theta, config.head_width
     rate_F = theta ** (-np.arange(0, width, 2) / width)
-    # The sine is odd: the first half of a rotated vector is `first * cos - second * sin`.
+    # The first half of a rotated vector is `first * cos - second * sin`. Since the sine is odd,
+    # negative rates produce the minus sign.
     rate_K = np.float32(np.concatenate([-rate_F, rate_F]))
     position_T11 = graph.Unsqueeze(self.position_T, np.array([1, 2]))
     position_T11 = graph.Cast(position_T11, to=graph.library.TensorProto.FLOAT)
@@ -348,17 +353,17 @@ class _Stack(NamedTuple):
   def attention(
     self, x_BTD: str, name: str, bias_BHTT: str, rotation: tuple[str, str] | None
   ) -> str:
-    """Returns the output of multi-head self-attention, given the name of its parameters."""
+    """Adds multi-head self-attention. `name` is the prefix of its parameters."""
     graph, config = self.graph, self.config
     width = config.head_width
     scalar = width if config.query_scalar is None else config.query_scalar
 
-    def heads(part: str, count: int, order: list[int]) -> str:
-      x_BTM = _dense(graph, x_BTD, f"{name}/{part}")
+    def heads(role: str, count: int, order: list[int]) -> str:
+      x_BTM = _dense(graph, x_BTD, f"{name}/{role}")
       x_BTHK = graph.Reshape(x_BTM, np.array([0, 0, count, width]))
-      if config.qk_norm and part != "value":
-        x_BTHK = self.norm(x_BTHK, f"{name}/{part}_norm")
-      if rotation is not None and part != "value":
+      if config.qk_norm and role != "value":
+        x_BTHK = self.norm(x_BTHK, f"{name}/{role}_norm")
+      if rotation is not None and role != "value":
         first, second = (
           graph.Slice(x_BTHK, np.array([start]), np.array([start + width // 2]), np.array([-1]))
           for start in (0, width // 2)
@@ -369,7 +374,7 @@ class _Stack(NamedTuple):
       if count < config.num_heads:
         shared_H = np.arange(config.num_heads) // (config.num_heads // count)
         x_BTHK = graph.Gather(x_BTHK, shared_H, axis=2)
-      if part == "query" and scalar != 1:
+      if role == "query" and scalar != 1:
         x_BTHK = graph.Mul(x_BTHK, np.float32(scalar**-0.5))
       return graph.Transpose(x_BTHK, perm=order)
 
@@ -406,7 +411,7 @@ def _dense(graph: Graph, x: str, name: str) -> str:
   return graph.Add(y, graph.parameter(bias)) if bias in graph.parameters else y
 
 
-# Activations that are operators.
+# Activations that ONNX has as operators.
 _OPERATORS = {
   **{name: name for name in ("Identity", "Sigmoid", "Softplus", "Tanh")},
   "relu": "Relu", "ReLU": "Relu", "LeakyReLU": "LeakyRelu", "ELU": "Elu", "SELU": "Selu",
@@ -441,7 +446,7 @@ def _add_pooling(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str, posi
   if pooling == "max":
     lowest = np.finfo(np.float32).min
     largest_BD = graph.ReduceMax(graph.Where(mask_BT1, hidden_BTD, lowest), axes=[1], keepdims=0)
-    # A sentence without tokens has zeros.
+    # The vector of a sentence without tokens is zero.
     count_B1 = graph.ReduceSum(weight_BT1, np.array([1]), keepdims=0)
     return graph.Where(graph.Greater(count_B1, zero), largest_BD, zero)
   if pooling == "weightedmean":

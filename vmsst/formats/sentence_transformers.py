@@ -1,11 +1,12 @@
-"""Folders of sentence-transformers: reads released encoders, writes exports without custom code.
+"""Reads released encoders of sentence-transformers, and exports encoders in the same format.
 
-`modules.json` lists the modules that follow the transformer; other files have its tokenizer,
-prompts and maximum length. The parameters are those of a
-`vmsst.networks.sentence_encoder.SentenceEncoder`. What this library cannot express is refused.
+`modules.json` lists the modules: the transformer, the pooling and the layers after it. Other files
+contain the tokenizer, the prompts and the maximum length. An encoder becomes a
+`vmsst.networks.sentence_encoder.SentenceEncoder`. Settings that this library does not support raise
+an error.
 
-Exports have `encoder.json` and the vocabulary too, for `vmsst.load`, which opens the same folder.
-Neither direction needs torch or sentence-transformers.
+Exports also contain `encoder.json`, so that `vmsst.load` opens the same folder. They contain no
+custom code. Neither direction needs torch or sentence-transformers.
 """
 
 import dataclasses
@@ -28,24 +29,24 @@ from vmsst.networks.static import StaticConfig
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 MAX_LENGTH = 512
-"""Tokens of a sentence for encoders without a position table, as in transformers' configs of T5."""
-# The options of the encoder are in the first of these files that is not empty.
+"""Default maximum length of encoders without a position table, as in transformers' T5 configs."""
+# Files with options of the transformer. The first file that is not empty counts.
 _OPTIONS_FILES = tuple(
   f"sentence_{name}_config.json"
   for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# The only value of some options.
+# Required values of options.
 _OPTIONS: dict[str, Any] = {
   "transformer_task": "feature-extraction",
   "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
   "module_output_name": "token_embeddings",
 }
-# Files with which transformers opens another model or another preprocessing.
+# Files that change the model or its preprocessing in transformers.
 _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
 _E5 = {"query": "query: ", "passage": "passage: "}
-# The name of the pooled vector on its way through the modules.
+# Name of the pooled vector in the modules' inputs and outputs.
 _VECTOR = "sentence_embedding"
-# The keys of the ways of pooling in older files, in the order in which these concatenate them.
+# Pooling methods, and their keys in older files. Several methods are concatenated in this order.
 _Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 _POOLING_FLAGS: dict[_Pool, str] = {
   "cls": "pooling_mode_cls_token",
@@ -55,28 +56,28 @@ _POOLING_FLAGS: dict[_Pool, str] = {
   "weightedmean": "pooling_mode_weightedmean_tokens",
   "lasttoken": "pooling_mode_lasttoken",
 }
-# The classes' original package: all versions of sentence-transformers accept these names.
+# Original package of the modules. All versions of sentence-transformers accept it.
 _PACKAGE = "sentence_transformers.models"
-# The name of the default prompt if no other prompt equals it.
+# Name of the default prompt, unless a named prompt has the same text.
 _PROMPT = "default"
-# transformers requires the framework that the arrays of a file are for.
+# transformers requires the framework in the metadata of a safetensors file.
 _METADATA = {"format": "pt"}
 
 
 _LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
-# A layer must replace the pooled vector.
+# Required values of layer options: each layer must replace the pooled vector.
 _LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
 
 
 class _Module(msgspec.Struct):
-  """An entry of `modules.json`; the path is a folder next to the file, or empty."""
+  """An entry of `modules.json`. The path is a folder next to the file, or empty."""
 
   type: Annotated[str, msgspec.Meta(pattern=r"^sentence_transformers\.")]
   path: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.$)[^/\\\0]{0,99}$")]
 
 
 class _Options(msgspec.Struct, forbid_unknown_fields=True):
-  """The options of the transformer."""
+  """Options of the transformer, in a file of `_OPTIONS_FILES`."""
 
   max_seq_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
   do_lower_case: bool = False
@@ -86,13 +87,13 @@ class _Options(msgspec.Struct, forbid_unknown_fields=True):
 class _Prompts(msgspec.Struct):
   """The content of `config_sentence_transformers.json`."""
 
-  prompts: dict[str, str | None] | None = None
+  prompts: dict[str, str | None] = {}
   default_prompt_name: str | None = None
-  similarity_fn_name: encoder_json.Similarity | None = None
+  similarity_fn_name: encoder_json.Similarity = encoder_json.SIMILARITIES[0]
 
 
 class _Pooling(msgspec.Struct):
-  """The content of the pooling's `config.json` in newer files."""
+  """The content of the pooling's `config.json`. Older versions have `_POOLING_FLAGS` instead."""
 
   pooling_mode: _Pool | list[_Pool] | None = None
   include_prompt: bool = True
@@ -102,7 +103,7 @@ _ACTIVATION = rf"^torch\.nn\.(\w+\.)*({'|'.join(sentence_encoder.ACTIVATIONS)})$
 
 
 class _Dense(msgspec.Struct):
-  """The content of the `config.json` of a dense layer."""
+  """The content of a dense layer's `config.json`."""
 
   out_features: transformers.Size
   activation_function: Annotated[str, msgspec.Meta(pattern=_ACTIVATION)] = "torch.nn.Tanh"
@@ -114,22 +115,25 @@ class _Dense(msgspec.Struct):
 
 
 def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
-  """Returns the encoder in a folder of sentence-transformers or transformers.
+  """Imports the encoder in a folder of sentence-transformers or transformers.
 
-  Padding is id 0 in this library. If the tokenizer pads with another id (1 in XLM-R and all E5),
-  the two rows of the token table are swapped. The vocabulary swaps the ids of its texts too.
+  Padding has id 0 in this library. If the tokenizer pads with another id (1 in XLM-R and all E5),
+  the import swaps two rows of the token table, and the vocabulary swaps the two ids.
+
+  If the folder has no `modules.json`, the pooling is the default of sentence-transformers: the last
+  token for a causal language model, else the mean. A pre-training head is skipped.
+
+  Layers after the pooling become the head of the network, with two exceptions. If the first layer
+  is dense with tanh, as in LaBSE, it becomes the pooler. If the last layer scales vectors to length
+  1, it becomes the option `normalize`.
 
   Args:
-    folder: Without a list of modules, sentence-transformers pools the states of a causal language
-      model by taking the last, and the states of other models by the mean. So does this function.
-      A pre-training head is left out. The modules after the pooling become the head, except that a
-      first dense module with tanh, as in LaBSE, becomes the pooler, and the last scaling to length
-      1 the option `normalize`.
-    prefix: Text before every sentence. If omitted, the folder's default prompt; if its files do not
-      mention prompts, "query: " if its name or config calls it an E5, and nothing otherwise.
+    folder: The folder.
+    prefix: Text before every sentence. If omitted, the folder's default prompt. If the folder has
+      no prompts and its name or config contains "e5", the prefix is "query: ".
 
   Raises:
-    InputError: a file is damaged, or this library cannot express a setting; the message names it.
+    InputError: a file is damaged, or a setting is not supported.
   """
   modules = list_modules(folder)
   source = folder / modules[0][1]
@@ -140,22 +144,22 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   architecture = transformers.ARCHITECTURES.get(str(record.get("model_type")))
   if architecture is None:
     raise errors.InputError(
-      f"{path}: 'model_type' is {record.get('model_type')!r}, which cannot be loaded; these can: "
-      f"{', '.join(transformers.ARCHITECTURES)}, and exports of this library. Commands open other "
-      "folders of sentence-transformers with that package"
+      f"{path}: 'model_type' is {record.get('model_type')!r}; only "
+      f"{', '.join(transformers.ARCHITECTURES)} and exports of this library are supported. "
+      "Commands can open other folders of sentence-transformers with that package"
     )
   for name in _OTHERS:
     if (source / name).is_file():
-      raise errors.InputError(f"{source / name}: a model with this file cannot be imported")
-  # sentence-transformers reads the other files only if there is a list of modules.
+      raise errors.InputError(f"{source / name}: a model with this file is not supported")
+  # Without `modules.json`, sentence-transformers ignores the other files.
   options, settings, pooling, pools_prompt = _Options(), _Prompts(), "mean", True
   if len(modules) > 1:
     for options_path in (source / name for name in _OPTIONS_FILES):
       if options_record := transformers.read_object(options_path, if_missing={}):
-        own = {
+        changed_options = {
           key: x for key, x in options_record.items() if x not in (None, {}, _OPTIONS.get(key))
         }
-        options = transformers.check_config(options_path, own, _Options)
+        options = transformers.check_config(options_path, changed_options, _Options)
         break
     settings_record, settings = _settings(folder)
     pooling_path = folder / modules[1][1] / transformers.CONFIG_FILE
@@ -175,7 +179,8 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   tokenizer, tokenizer_settings = tokenizers.read(source, record, lowercase=options.do_lower_case)
   rows = sizes["vocab_size"]
   if tokenizer is not None:
-    # The model's config may have another id: a small E5 is a BERT, id 0, with XLM-R's tokenizer.
+    # Trust the tokenizer, not the model's config. The small E5, for example, is a BERT (padding 0)
+    # with XLM-R's tokenizer (padding 1).
     padding_id = tokenizers.padding_id(tokenizer)
   elif str(record.get("tokenizer_class")).startswith("XLMRoberta"):
     padding_id = 1
@@ -184,36 +189,36 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   if padding_id >= rows:
     if tokenizer is None or tokenizer.id_to_token(padding_id) is not None:
       raise errors.InputError(
-        f"{source}: the padding id is {padding_id}, outside the table of {rows} rows"
+        f"{source}: the padding id {padding_id} is outside the token table ({rows} rows)"
       )
     sizes["vocab_size"] = padding_id + 1
   first = sizes.get("position_offset", 0)
   if first and tokenizer is not None and padding_id != first - 1:
     raise errors.InputError(
-      f"{path}: its model pads with id {first - 1}, from which it counts positions, but the "
-      f"tokenizer pads with {padding_id}"
+      f"{path}: the model counts positions after its padding id {first - 1}, but the tokenizer "
+      f"pads with {padding_id}"
     )
   if not pools_prompt:
     if prefix or (prefix is None and (default or prompts)):
       raise errors.InputError(
-        f"{folder}: pooling without prompts ('include_prompt') is not supported; pass an empty "
+        f"{folder}: pooling without the prompt ('include_prompt') is not supported; pass an empty "
         "prefix"
       )
     prompts = {}
   config = transformer.TransformerConfig(**sizes)
   network, head_params = _network(folder, modules[2:], config, pooling)
-  named, left_out = architecture.name_tensors(source, transformers.open_tensors(source))
+  weights, left_out = architecture.name_tensors(source, transformers.open_tensors(source))
   table = architecture.table.rows(dataclasses.replace(config, vocab_size=rows))
-  tensors.check(table, named, str(source))
+  tensors.check(table, weights, str(source))
 
   def params() -> dict[str, np.ndarray]:
-    arrays = tensors.to_parameters(table, named) | head_params()
+    arrays = tensors.to_parameters(table, weights) | head_params()
     if padding_id:
       table_VD = arrays[tensors.TOKEN_TABLE]
       if config.vocab_size > rows:
-        # No text has an id after the table, so that its vector is not used.
+        # Add rows up to the padding id. No text uses them.
         unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)
-        table_VD = np.concatenate([table_VD, unused_ND])  # np.pad takes ten times as long
+        table_VD = np.concatenate([table_VD, unused_ND])  # np.pad is ten times slower.
       table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
       arrays[tensors.TOKEN_TABLE] = table_VD
     return arrays
@@ -226,13 +231,12 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   vocabulary = tokenizers.HuggingFaceVocabulary(
     str(source / tokenizers.TOKENIZER_FILE), text_prefix, prompts, tokenizer
   )
-  similarity = settings.similarity_fn_name or encoder_json.SIMILARITIES[0]
   assets = encoder_json.EncoderAssets(
-    network, vocabulary, max_length, similarity_fn_name=similarity
+    network, vocabulary, max_length, similarity_fn_name=settings.similarity_fn_name
   )
   note = (
-    f"Without a {tokenizers.TOKENIZER_FILE}, vmsst.load cannot open it: save one with "
-    "transformers' AutoTokenizer. Training can start from it with a vocabulary of the same ids"
+    f"The model has no {tokenizers.TOKENIZER_FILE}, so vmsst.load cannot open it. Save one with "
+    "transformers' AutoTokenizer, or train from it with a vocabulary of the same ids"
   )
   return Converted(
     params=params,
@@ -246,44 +250,45 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
 def _read_static(
   folder: pathlib.Path, modules: list[tuple[str, str]], prefix: str | None
 ) -> Converted:
-  """Returns the encoder in a folder of StaticEmbedding or Model2Vec; see `read`."""
+  """Imports a StaticEmbedding or Model2Vec; see `read`."""
   settings_record, settings = _settings(folder)
-  # A static encoder has the prompts of its files only, whatever its name.
+  # A missing list of prompts means no prompts, even if the name contains "e5".
   default, prompts = _prompts(folder, {"prompts": None, **settings_record}, settings, {})
   embedding = static.read(folder / modules[0][1])
   network, head_params = _network(folder, modules[1:], embedding.config)
   vocabulary = dataclasses.replace(
     embedding.vocabulary, prefix=default if prefix is None else prefix, prompts=prompts
   )
-  similarity = settings.similarity_fn_name or encoder_json.SIMILARITIES[0]
   return Converted(
     params=lambda: {tensors.TOKEN_TABLE: embedding.table(), **head_params()},
     sizes=dataclasses.asdict(embedding.config),
     left_out={},
     assets=encoder_json.EncoderAssets(
-      network, vocabulary, embedding.max_length, similarity_fn_name=similarity
+      network, vocabulary, embedding.max_length, similarity_fn_name=settings.similarity_fn_name
     ),
   )
 
 
 def _settings(folder: pathlib.Path) -> tuple[dict[str, Any], _Prompts]:
-  """Returns the content of `config_sentence_transformers.json`, as stored and checked."""
+  """Returns the content of `config_sentence_transformers.json`, raw and parsed."""
   path = folder / PROMPTS_FILE
   record = transformers.read_object(path, if_missing={})
+  # null stands for the default.
+  values = {key: value for key, value in record.items() if value is not None}
   fixed = {"model_type": "SentenceTransformer", "truncate_dim": None}
-  return record, transformers.check_config(path, record, _Prompts, fixed)
+  return record, transformers.check_config(path, values, _Prompts, fixed)
 
 
 def _network(
   folder: pathlib.Path, modules: list[tuple[str, str]], config: Any, pooling: str = "mean"
 ) -> tuple[sentence_encoder.SentenceEncoder, Callable[[], dict[str, np.ndarray]]]:
-  """Returns the network, with the modules after the pooling, and a reader of their weights.
+  """Returns the network, and a function that reads the weights of the layers after the pooling.
 
   Args:
     folder: The folder.
-    modules: Class and folder of each module after the pooling.
-    config: The config of the encoder before them.
-    pooling: The pooling.
+    modules: Class and folder of each layer after the pooling.
+    config: Config of the transformer or static encoder.
+    pooling: The pooling methods, joined by "+".
   """
   head: list[sentence_encoder.Layer] = []
   for kind, name in modules:
@@ -300,7 +305,7 @@ def _network(
     else:
       head.append(getattr(sentence_encoder, kind)())
   widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
-  # A run that starts from this encoder inherits all but the head.
+  # A training run that starts from this encoder keeps its pooler but not its head.
   has_pooler = bool(widths) and head[0] == sentence_encoder.Dense(widths[0])
   normalize = head[-1:] == [sentence_encoder.Normalize()]
   network = sentence_encoder.SentenceEncoder(
@@ -314,20 +319,22 @@ def _network(
   heads = []
   for (_, name), table in zip(modules, transformers.layer_rows(network), strict=True):
     if table:
-      stored = transformers.open_tensors(folder / name)
-      tensors.check(table, stored, str(folder / name))
-      heads.append((table, stored))
+      weights = transformers.open_tensors(folder / name)
+      tensors.check(table, weights, str(folder / name))
+      heads.append((table, weights))
   return network, lambda: {
     name: array for head in heads for name, array in tensors.to_parameters(*head).items()
   }
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
-  """Returns class and folder of each module, in order; without a list, the transformer alone.
+  """Returns class and folder of each module in `modules.json`.
+
+  If the file does not exist, the result is the transformer alone, or the modules of a Model2Vec.
 
   Raises:
-    InputError: the list is damaged, a name leads out of the folder, a module is custom code, or
-      this library has no such module.
+    InputError: the file is damaged, a path leads out of the folder, or a module is not supported,
+      such as custom code.
   """
   path = folder / MODULES_FILE
   if not path.is_file():
@@ -337,26 +344,26 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
     has_template = "chat_template" in transformers.read_object(settings_path, if_missing={})
     if has_template or any(folder.glob("chat_template*.jinja")):
       raise errors.InputError(
-        f"{folder}: a model with a chat template needs a {MODULES_FILE} to be imported"
+        f"{folder}: a model with a chat template but without a {MODULES_FILE} is not supported"
       )
     return [("Transformer", "")]
   try:
-    listed = msgspec.json.decode(path.read_bytes(), type=list[_Module])
+    entries = msgspec.json.decode(path.read_bytes(), type=list[_Module])
   except msgspec.MsgspecError as error:
     raise errors.InputError(
-      f"{path} is not a list of modules of sentence-transformers with 'type' and 'path': {error}. "
-      "Custom code is not run, and a path is the name of a folder next to this file"
+      f"{path}: not a list of sentence-transformers modules with 'type' and 'path': {error}. "
+      "Custom code is not supported, and each path must be the name of a folder next to this file"
     ) from None
-  # The classes keep their names, but their packages differ between versions.
-  modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in listed]
+  # The package of a class differs between versions, but its name does not.
+  modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in entries]
   kinds = [kind for kind, _ in modules]
   first = 1 if kinds[:1] == [static.MODULE] else 2
   if kinds[:first] not in ([static.MODULE], ["Transformer", "Pooling"]) or not (
     {*kinds[first:]} <= {*_LAYERS}
   ):
     raise errors.InputError(
-      f"{path} lists {', '.join(kinds)}: this chain cannot be imported; only Transformer and "
-      f"Pooling, or {static.MODULE}, and then any of {', '.join(_LAYERS)} can"
+      f"{path}: the modules {', '.join(kinds)} are not supported; only Transformer and Pooling, or "
+      f"{static.MODULE}, each followed by any of {', '.join(_LAYERS)}, are"
     )
   return modules
 
@@ -364,20 +371,27 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
 def _prompts(
   folder: pathlib.Path, record: Mapping[str, Any], settings: _Prompts, config: Mapping[str, Any]
 ) -> tuple[str, dict[str, str]]:
-  """Returns the prompt before each sentence, and the prompts by name."""
-  # A cache of Hugging Face has the name two levels up.
+  """Returns the default prompt, and the prompts by name.
+
+  Args:
+    folder: The folder. Its name may identify an E5.
+    record: Raw content of `config_sentence_transformers.json`.
+    settings: Parsed content of the same file.
+    config: Content of `config.json`.
+  """
+  # In the cache of Hugging Face, the folder with the model's name is two levels up.
   cache = [parent.name for parent in folder.parents if parent.name.startswith("models--")]
   names = (folder.name, str(config.get("_name_or_path", "")), *cache)
   words = [re.split(r"[-_/]", name.lower()) for name in names]
   is_e5 = any("e5" in x and "instruct" not in x for x in words)
   if is_e5 and not record.keys() & {"prompts", "default_prompt_name"}:
-    # Its files do not mention its prompts.
+    # E5 needs prompts, but its files do not contain them.
     return _E5["query"], _E5 | {"document": _E5["passage"]}
   prompts = {"query": "", "document": ""}
-  prompts |= {key: text or "" for key, text in (settings.prompts or {}).items()}
+  prompts |= {key: text or "" for key, text in settings.prompts.items()}
   name = settings.default_prompt_name
   prefix = "" if name is None else prompts[name]
-  # sentence-transformers saves an empty "document" with every model.
+  # sentence-transformers saves an empty "document" prompt with every model, so ignore empty ones.
   prompts["document"] = tokenizers.role_prompt(prompts, "document") or ""
   return prefix, prompts if any(prompts.values()) else {}
 
@@ -385,7 +399,7 @@ def _prompts(
 def read_params(
   folder: pathlib.Path, network: sentence_encoder.SentenceEncoder
 ) -> dict[str, np.ndarray]:
-  """Returns the parameters of an export by name, bit for bit.
+  """Reads the parameters of an export by name, bit for bit.
 
   Args:
     folder: The folder of the export.
@@ -399,8 +413,8 @@ def read_params(
   else:
     params = transformers.read_params(folder, network.config)
   all_rows = transformers.layer_rows(network)
-  listed = list_modules(folder)[-len(all_rows) :]
-  for rows, (_, name) in zip(all_rows, listed, strict=False):
+  layer_modules = list_modules(folder)[-len(all_rows) :]
+  for rows, (_, name) in zip(all_rows, layer_modules, strict=False):
     if rows:
       params |= tensors.to_parameters(rows, transformers.open_tensors(folder / name))
   return params
@@ -415,21 +429,22 @@ def write(
 ) -> ExportedTokenizer:
   """Writes an encoder into a folder that `SentenceTransformer(folder)` and `vmsst.load` open.
 
-  The vectors of `vmsst.load(folder).encode` are exactly the vectors of the encoder. The vectors of
-  sentence-transformers are the same in float32 and up to rounding error, with three exceptions.
-  If the vocabulary has no EOS token, as EMS's, a batch of only empty texts is an error there. A
-  text that spells the padding token of an imported tokenizer contains that token there. For the
-  third, see `tokenizers.export`.
+  `vmsst.load(folder).encode` returns exactly the vectors of the encoder. sentence-transformers
+  returns the same vectors in float32, up to rounding error, with three exceptions:
+
+  * If the vocabulary has no EOS token, as in EMS, a batch of empty texts raises an error.
+  * If a text spells the padding token of an imported tokenizer, it is treated as padding.
+  * A few texts have other ids; see `tokenizers.export`.
 
   Args:
     saved: The encoder.
-    folder: An empty or new folder on this machine.
-    pretokenized: Texts will be split into words by `vmsst.data.word_splitting.split_words` before
-      they are encoded, as vocabularies like EMS's require.
+    folder: An empty or new local folder.
+    pretokenized: Whether callers will split texts with `vmsst.data.word_splitting.split_words`
+      before they encode them. Vocabularies such as EMS's require it.
 
   Raises:
-    InputError: the folder cannot express the encoder (a BiLSTM, a vocabulary that splits text by
-      the rules of its language). Nothing is written then.
+    InputError: the format does not support the encoder (for example a BiLSTM, or a vocabulary that
+      splits words). Nothing is written in this case.
   """
   assets, vocabulary = saved.assets, saved.assets.vocabulary
   if isinstance(saved.network.config, StaticConfig):
@@ -443,7 +458,7 @@ def write(
   path = folder / tokenizers.TOKENIZER_FILE
   path.write_bytes(tokenizer.content)
   if isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
-    # The encoder reads the tokenizer of this folder.
+    # Save the checksum of the exported tokenizer, not of the original one.
     vocabulary = dataclasses.replace(vocabulary, path=str(path), tokenizer=None)
     assets = msgspec.structs.replace(assets, vocabulary=vocabulary)
   encoder_json.save_assets(assets, folder, weights)
@@ -456,20 +471,23 @@ def write_modules(
   folder: pathlib.Path,
   **options: Any,
 ) -> list[str]:
-  """Writes all but the transformer's weights and `tokenizer.json`; returns the files of weights.
+  """Writes all files of an export except `tokenizer.json` and the transformer's weights.
 
   Args:
     saved: The encoder.
-    tokenizer: Its tokenizer.
-    folder: Where to write.
-    **options: Further fields of `sentence_bert_config.json`.
+    tokenizer: The exported tokenizer.
+    folder: Folder to write to.
+    **options: Additional fields of `sentence_bert_config.json`.
+
+  Returns:
+    Names of the files with weights of the layers after the pooling.
 
   Raises:
-    InputError: transformers has no such encoder. Nothing is written then.
+    InputError: transformers does not support the encoder. Nothing is written in this case.
   """
   network, assets = saved.network, saved.assets
-  # sentence-transformers takes a missing "query" or "document" for an empty prompt, not for the
-  # default one or for "passage".
+  # In sentence-transformers, a missing "query" or "document" means an empty prompt, so write the
+  # prompts that this library would use (the default prompt, or "passage").
   vocabulary = assets.vocabulary
   prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
   prompts |= tokenizers.method_prompts(prefix, prompts)

@@ -1,9 +1,9 @@
-"""Static encoders: `StaticEmbedding` of sentence-transformers and folders of Model2Vec.
+"""Reads and writes static encoders: `StaticEmbedding` of sentence-transformers, and Model2Vec.
 
 Both have a tokenizer without special tokens and a table of token vectors. A sentence vector is the
-mean of its tokens' vectors. Model2Vec differs in three ways: it skips unknown tokens, its table may
-be factored into shared rows and weights, and it has a `config.json`. sentence-transformers opens
-its folders, but counts unknown tokens.
+mean of the token vectors. Model2Vec skips unknown tokens, may factor its table into shared rows and
+weights, and has a `config.json`. sentence-transformers opens Model2Vec folders too, but includes
+unknown tokens in the mean.
 """
 
 import json
@@ -22,20 +22,20 @@ MODULE = "StaticEmbedding"
 _MODEL_TYPE = "model2vec"
 # Names of the table in sentence-transformers and in Model2Vec.
 _TABLE, _MODEL2VEC_TABLE = "embedding.weight", "embeddings"
-# More tokens than texts have, for tokenizers without a limit.
+# Maximum length if the tokenizer has none: longer than any text.
 _UNLIMITED = 1 << 20
-# Model2Vec's limit if `config.json` does not mention it.
+# Model2Vec's maximum length if `config.json` has none.
 _MODEL2VEC_LENGTH = 512
 
 
 class StaticEmbedding(NamedTuple):
-  """The content of a folder.
+  """A static encoder in a folder.
 
   Attributes:
     config: Sizes of the table.
     vocabulary: The tokenizer, without special tokens.
-    max_length: Tokens of a text.
-    table: Returns the vectors, [V, D], by the ids of this library, in which padding is 0.
+    max_length: Maximum number of tokens of a text.
+    table: Reads the token vectors, [V, D]. Row 0 is padding.
   """
 
   config: static.StaticConfig
@@ -49,7 +49,7 @@ class StaticEmbedding(NamedTuple):
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
-  """Returns class and folder of the modules of a Model2Vec; an empty list for other encoders."""
+  """Returns class and folder of each module of a Model2Vec, or an empty list for other encoders."""
   record = transformers.read_object(folder / transformers.CONFIG_FILE, if_missing={})
   if record.get("model_type") != _MODEL_TYPE:
     return []
@@ -57,9 +57,10 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
 
 
 def read(folder: pathlib.Path) -> StaticEmbedding:
-  """Returns the tokenizer and the table in a folder.
+  """Reads the tokenizer and the table in a folder.
 
-  Vectors of texts above `max_length` may differ from Model2Vec's, which also cuts characters.
+  Texts longer than `max_length` may get other vectors than in Model2Vec. Model2Vec cuts them by
+  characters first.
 
   Raises:
     InputError: a file is missing or damaged, or the table does not fit the tokenizer.
@@ -68,28 +69,28 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
   record = transformers.read_object(path)
   try:
     tokenizer = Tokenizer.from_str(json.dumps({**record, "post_processor": None}))
-  except Exception as error:  # of the package
+  except Exception as error:  # The package raises plain Exception.
     raise errors.InputError(f"{path}: not a Hugging Face tokenizer: {error}") from None
-  stored = transformers.open_tensors(folder)
-  is_model2vec = _MODEL2VEC_TABLE in stored
+  weights = transformers.open_tensors(folder)
+  is_model2vec = _MODEL2VEC_TABLE in weights
   name = _MODEL2VEC_TABLE if is_model2vec else _TABLE
-  if name not in stored:
+  if name not in weights:
     raise errors.InputError(f"{folder} has no tensor {_TABLE} or {_MODEL2VEC_TABLE}")
   vocabulary = tokenizers.HuggingFaceVocabulary(
     str(path), tokenizer=tokenizer, skips_unknown=is_model2vec
   )
-  rows, padding_id = stored.get("mapping", stored[name]).shape[0], vocabulary.padding_id
-  # Padding that is no token has an id past the table.
+  rows, padding_id = weights.get("mapping", weights[name]).shape[0], vocabulary.padding_id
+  # Without a padding token, the padding id is the first id after the table.
   size = max(rows, padding_id + 1)
   if vocabulary.size > size or padding_id > rows:
     raise errors.InputError(f"{folder}: {rows} token vectors, but {vocabulary.size} tokens")
 
   def table() -> np.ndarray:
-    table_VD = stored[name].read()
-    if "mapping" in stored:
-      table_VD = table_VD[stored["mapping"].load()]
-    if "weights" in stored:
-      table_VD = table_VD * stored["weights"].read()[:, None]
+    table_VD = weights[name].read()
+    if "mapping" in weights:
+      table_VD = table_VD[weights["mapping"].load()]
+    if "weights" in weights:
+      table_VD = table_VD * weights["weights"].read()[:, None]
     if size > rows:
       table_VD = np.concatenate([table_VD, np.zeros_like(table_VD[:1])])
     return transformers.swap_padding(table_VD, padding_id)
@@ -98,7 +99,7 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
   if is_model2vec:
     settings = transformers.read_object(folder / transformers.CONFIG_FILE, if_missing={})
     max_length = settings.get("max_length", _MODEL2VEC_LENGTH)
-  config = static.StaticConfig(size, stored[name].shape[1])
+  config = static.StaticConfig(size, weights[name].shape[1])
   return StaticEmbedding(config, vocabulary, max_length or _UNLIMITED, table)
 
 
@@ -107,7 +108,7 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
 
 
 def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
-  """Returns a tokenizer that cuts texts, as neither package has another limit.
+  """Returns a tokenizer with truncation, because both packages truncate only in the tokenizer.
 
   Raises:
     InputError: the vocabulary puts special tokens around texts, or cannot become a tokenizer.json.
@@ -115,8 +116,8 @@ def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
   tokenizer = tokenizers.export(vocabulary)
   if vocabulary.special_ids:
     raise errors.InputError(
-      f"{MODULE} has no special tokens, but this vocabulary puts some around texts; use `vmsst "
-      "export safetensors`"
+      f"{MODULE} does not support special tokens, but this vocabulary puts some around texts; use "
+      "`vmsst export safetensors`"
     )
   record = json.loads(tokenizer.content)
   if max_length < _UNLIMITED:
@@ -129,7 +130,7 @@ def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
 def describe(
   network: sentence_encoder.SentenceEncoder, vocabulary: Any, max_length: int
 ) -> dict[str, Any] | None:
-  """Returns the content of Model2Vec's `config.json`; None if Model2Vec has no such encoder."""
+  """Returns the content of Model2Vec's `config.json`, or None if Model2Vec has no such encoder."""
   if not getattr(vocabulary, "skips_unknown", False) or network.layers.keys() - {"normalize"}:
     return None
   return {
@@ -144,7 +145,7 @@ def describe(
 def to_tensors(
   table_VD: np.ndarray, vocabulary: Any, tokenizer: tokenizers.ExportedTokenizer
 ) -> dict[str, np.ndarray]:
-  """Returns the table, without a row for padding that is no token."""
+  """Returns the token table. Its padding row is dropped if the tokenizer has no padding token."""
   table_VD = transformers.swap_padding(table_VD, tokenizer.padding_id)
   if not tokenizer.padding:
     table_VD = table_VD[: tokenizer.padding_id]

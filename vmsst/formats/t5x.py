@@ -1,6 +1,7 @@
-"""T5X checkpoints: `checkpoint_<step>/state`, written by Orbax, with parameters under `target`.
+"""Reads and writes T5X checkpoints.
 
-Both runtimes write and read this layout.
+Orbax writes a checkpoint into `checkpoint_<step>/state`, with the parameters under `target`. T5X
+and this library's trainer both use this layout.
 """
 
 import functools
@@ -26,24 +27,25 @@ from vmsst.io import input_files
 
 PARAMETERS = "target"
 COMMIT_FILE = atomicity.COMMIT_SUCCESS_FILE
-"""Orbax writes this file last: the marker of complete checkpoints in object stores."""
+"""Marker of complete checkpoints in object stores. Orbax writes this file last."""
 
 TEMPORARY_PATH = atomicity.CommitFileTemporaryPath
-"""Orbax's class for folders that COMMIT_FILE completes."""
+"""Orbax's class for folders that are complete once they contain COMMIT_FILE."""
 
 CHECKSUMS = "SHA256SUMS"
 """File with SHA-256 checksums of all files, in the format of `sha256sum`.
 
-Orbax stores checksums of array metadata only: it does not notice a changed byte of an array.
+Orbax only stores checksums of array metadata, so it does not detect a changed byte in an array.
 """
 
 BEST_FILE = "best.json"
-"""Names the checkpoint of a run that `vmsst.load` opens, instead of the latest."""
+"""File with the name of a run's best checkpoint. `vmsst.load` opens it instead of the latest."""
 
 AVERAGE = "average"
-"""Folder of a finished run for the average of its checkpoints, which `vmsst.load` then opens."""
+"""Folder of a run with the average of its checkpoints. If it exists, `vmsst.load` opens it."""
 
-_ORBAX_FILE = "_CHECKPOINT_METADATA"  # written first; has a time once everything is
+# Orbax writes this file first, and adds a time stamp to it at the end.
+_ORBAX_FILE = "_CHECKPOINT_METADATA"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
 
@@ -53,7 +55,7 @@ def step_of(checkpoint: str | os.PathLike[str]) -> int:
 
 
 def folders(run: str | os.PathLike[str]) -> list[epath.Path]:
-  """Returns the paths in `run` with the name of a checkpoint, sorted by step."""
+  """Returns the paths in `run` that are named like a checkpoint, sorted by step."""
   root = epath.Path(storage.path(run))
   return sorted((root / x for x in storage.names(root) if _CHECKPOINT.fullmatch(x)), key=step_of)
 
@@ -64,10 +66,11 @@ def all_checkpoints(run: str | os.PathLike[str]) -> list[epath.Path]:
 
 
 def is_complete(checkpoint: epath.Path) -> bool:
-  """Returns whether the checkpoint in a folder of a run is complete.
+  """Returns whether a checkpoint is complete.
 
-  Local folders get their name when they are. In a store, Orbax's marker or the checksums, which are
-  written after all files, say so; a copy of a local checkpoint has only the checksums.
+  A local folder is renamed into place when it is complete. In a store, a complete checkpoint has
+  Orbax's marker or the checksums, because both are written last. A checkpoint that was copied from
+  a local disk has only the checksums.
   """
   names = storage.names(checkpoint)
   is_marked = COMMIT_FILE in names or CHECKSUMS in names
@@ -75,49 +78,49 @@ def is_complete(checkpoint: epath.Path) -> bool:
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns `path` if it is a `checkpoint_<step>` folder, else the one to open of those in it.
+  """Returns the checkpoint to open: `path` itself, or a checkpoint of the run in `path`.
 
-  That is the average of several, if the run has written it, else the best or the latest one.
+  For a run, the result is its averaged checkpoint, else its best one, else its latest one.
 
   Raises:
-    InputError: there is no checkpoint; the message lists what is there.
+    InputError: no checkpoint exists. The message lists the content of the folder.
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
-    there = f"{folder.parent} holds {errors.some(storage.names(folder.parent))}"
+    siblings = f"{folder.parent} contains {errors.some(storage.names(folder.parent))}"
     raise errors.InputError(
-      f"no folder {folder}; {there}; models of the Hugging Face Hub are named OWNER/NAME"
+      f"no folder {folder}; {siblings}; a model of the Hugging Face Hub is named OWNER/NAME"
     )
   if _CHECKPOINT.fullmatch(folder.name) and (folder / "state").is_dir():
     return folder
   if averages := all_checkpoints(folder / AVERAGE):
     return averages[-1]
   if not (checkpoints := all_checkpoints(folder)):
-    inside = errors.some(storage.names(folder))
-    raise errors.InputError(f"no checkpoint_<step> folder in {folder}: it holds {inside}")
+    content = errors.some(storage.names(folder))
+    raise errors.InputError(f"no checkpoint_<step> folder in {folder}; it contains {content}")
   latest = checkpoints[-1]
   if (best := read_best(folder)) is None:
     return latest
-  if (chosen := folder / best["checkpoint"]) in checkpoints:
-    return chosen
-  logging.warning("%s is missing, the best checkpoint of the run; reading %s", chosen, latest.name)
+  if (target := folder / best["checkpoint"]) in checkpoints:
+    return target
+  logging.warning("The best checkpoint %s is missing; reading %s", target, latest.name)
   return latest
 
 
 def read_best(run: str | os.PathLike[str]) -> dict[str, Any] | None:
-  """Returns the `checkpoint` of a run that evaluated best, with `metric` and `value`, or None."""
+  """Returns the content of a run's `best.json` (`checkpoint`, `metric`, `value`), if it exists."""
   path = storage.path(run) / BEST_FILE
   return input_files.read_json(path) if path.is_file() else None
 
 
 def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
-  """Returns metadata of each array of a checkpoint (`shape`, `dtype`), by name: `target/...`.
+  """Returns the metadata of each array of a checkpoint (`shape`, `dtype`), by name (`target/...`).
 
   Raises:
     InputError: the checkpoint cannot be read.
   """
   state = checkpoint / "state"
-  if os.fspath(state).startswith("s3://"):  # TensorStore can, but Orbax does not ask it to
+  if os.fspath(state).startswith("s3://"):  # TensorStore supports s3://, but Orbax does not use it.
     raise errors.InputError(f"{checkpoint}: Orbax cannot read s3://; copy to a local disk or gs://")
   try:
     with _orbax() as checkpointer:
@@ -125,13 +128,13 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
     if tree is None:
       raise ValueError("its metadata is missing")
     metadata = traverse_util.flatten_dict(dict(tree), sep="/")
-  except Exception as error:  # Orbax raises many types for damaged data
+  except Exception as error:  # Orbax raises many types for damaged data.
     raise errors.InputError(f"{state} is not a readable T5X checkpoint: {error}") from error
   return metadata
 
 
 def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
-  """Returns the parameters of a checkpoint by name, without `target/`, to be read on request.
+  """Opens the parameters of a checkpoint, by name without `target/`. They are read on request.
 
   Raises:
     InputError: the checkpoint cannot be read, or does not match its checksums.
@@ -140,10 +143,10 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   if problem:
     raise errors.InputError(f"{checkpoint} is damaged: {problem}; copy it again")
   params = {}
-  for name, stored in read_metadata(checkpoint).items():
+  for name, metadata in read_metadata(checkpoint).items():
     if name.startswith(f"{PARAMETERS}/"):
       params[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
-        tuple(stored.shape),
+        tuple(metadata.shape),
         f"{name} in {checkpoint}",
         functools.partial(_read, checkpoint, name),
       )
@@ -151,31 +154,31 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
 
 
 def read_params(
-  checkpoint: epath.Path, stored: Mapping[str, tensors.StoredTensor]
+  checkpoint: epath.Path, params: Mapping[str, tensors.StoredTensor]
 ) -> dict[str, jax.Array]:
-  """Reads only some parameters by name, in float32, onto the default device.
+  """Reads parameters in float32 onto the default device, by name.
 
   Args:
     checkpoint: A `checkpoint_<step>` folder.
-    stored: Those of `open_params` to read.
+    params: The parameters to read: the result of `open_params`, or a subset.
   """
   device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
   args = {
     f"{PARAMETERS}/{name}": ocp.ArrayRestoreArgs(
       sharding=device, global_shape=tensor.shape, dtype=jnp.float32
     )
-    for name, tensor in stored.items()
+    for name, tensor in params.items()
   }
   restored = restore(checkpoint, args)
-  return {name: restored[f"{PARAMETERS}/{name}"] for name in stored}
+  return {name: restored[f"{PARAMETERS}/{name}"] for name in params}
 
 
 def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> None:
-  """Writes a checkpoint of step 0 with parameters alone, for a training run to start from.
+  """Writes a checkpoint with only parameters at step 0, so that a training run can start from it.
 
   Args:
-    checkpoint: The `checkpoint_0` folder to make.
-    params: Arrays by name; `/` joins the parts of a name.
+    checkpoint: The `checkpoint_0` folder to create.
+    params: Arrays by name, such as "encoder/layers_0/mlp/wi/kernel".
   """
   target = traverse_util.unflatten_dict(dict(params), sep="/")
   tree = {PARAMETERS: target, "state": {"step": np.int32(0)}}
@@ -185,10 +188,11 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
 
 @functools.cache
 def silence_orbax() -> None:
-  """Hides what Orbax logs, and its reads and writes that fail after the first failure.
+  """Hides redundant messages of Orbax.
 
-  The first failure still raises; Orbax also logs it, and Python would print a stack trace for each
-  of the others. Orbax warns of a missing metadata file that T5X's layout does not have.
+  If reads or writes fail, the first failure raises an exception. Orbax logs it too, and Python
+  prints a stack trace for each further failure. Orbax also warns that a metadata file is missing,
+  but the layout of T5X does not have this file.
   """
   former = sys.unraisablehook
 
@@ -209,7 +213,11 @@ def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
 
 
 def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
-  """Returns the arrays of a checkpoint that have a key in `flat`.
+  """Reads arrays of a checkpoint.
+
+  Args:
+    checkpoint: A `checkpoint_<step>` folder.
+    flat: How to restore each array, by name.
 
   Raises:
     InputError: the checkpoint is damaged.
@@ -222,7 +230,7 @@ def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict
       restored = checkpointer.restore(
         state, args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
       )
-  except Exception as error:  # Orbax raises many types for damaged data
+  except Exception as error:  # Orbax raises many types for damaged data.
     reason = str(error).partition("\n")[0]
     raise errors.InputError(f"{state} is damaged: {reason}; copy it again") from None
   return dict(traverse_util.flatten_dict(restored, sep="/"))
@@ -236,8 +244,9 @@ def _orbax() -> ocp.Checkpointer:
 def prepare(run: str) -> None:
   """Prepares the checkpoints of a run in a store for Orbax.
 
-  Marks complete ones that were copied there, which Orbax would take for partial, and removes those
-  whose writer was killed. Orbax's own clean-up would remove every other folder of the run too.
+  Marks complete checkpoints that were copied into the store, because Orbax treats a checkpoint
+  without a marker as incomplete. Removes checkpoints that were never completed. The clean-up of
+  Orbax cannot do this, because it would remove all other folders of the run too.
   """
   for checkpoint in folders(run):
     names = storage.names(checkpoint)
@@ -254,8 +263,8 @@ def write_checksums(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -
   """Writes the checksums of all files in `folders` to `checkpoint`.
 
   Args:
-    checkpoint: The folder of the checkpoint, while it is being written.
-    folders: The future subfolders of the checkpoint, by name.
+    checkpoint: The temporary folder in which the checkpoint is written.
+    folders: The folders that will become subfolders of the checkpoint, by name.
   """
   lines = [
     f"{input_files.sha256(folder / inside)}  {name}/{inside}\n"
@@ -265,12 +274,15 @@ def write_checksums(checkpoint: epath.Path, folders: Mapping[str, epath.Path]) -
   (checkpoint / CHECKSUMS).write_text("".join(lines))
 
 
-def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
-  """Returns the damage to a checkpoint's files, or None if they are intact or have no checksums.
+def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
+  """Checks a checkpoint's files against its checksums, and describes the first problem.
 
   Args:
     checkpoint: The folder of the checkpoint.
-    only: The subfolder to check; None: all with checksums.
+    subfolder: The subfolder to check. If omitted, all subfolders with checksums.
+
+  Returns:
+    The problem, or None if the files are intact or the checkpoint has no checksums.
   """
   sums = checkpoint / CHECKSUMS
   if not sums.exists():
@@ -282,14 +294,14 @@ def damage(checkpoint: epath.Path, only: str | None = None) -> str | None:
     ]
     if not lines or None in lines:
       return f"{CHECKSUMS} has changed since it was written"
-    wanted: dict[str, dict[str, str]] = {}
+    checksums: dict[str, dict[str, str]] = {}
     for digest, folder, name in (line.groups() for line in lines if line):
-      wanted.setdefault(folder, {})[name] = digest
-    for folder in sorted(wanted) if only is None else [only]:
+      checksums.setdefault(folder, {})[name] = digest
+    for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
         continue  # The run reads and skips the batches instead.
       files = set(storage.files_below(checkpoint / folder))
-      for name, digest in wanted.get(folder, {}).items():
+      for name, digest in checksums.get(folder, {}).items():
         if name not in files:
           return f"{folder}/{name} is missing"
         if input_files.sha256(checkpoint / folder / name) != digest:

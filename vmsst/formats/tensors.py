@@ -1,10 +1,10 @@
-"""Tensors in files, and the tables that map them to parameters.
+"""Reads and writes tensors in files, and maps them to parameters.
 
-`open_file` reads safetensors, and state dicts of PyTorch without running code.
+`open_file` reads safetensors files and PyTorch state dicts. It never runs code from a file.
 
-A table has one `Row` for each tensor of a model: its name in another library, its shape, and the
-parameters that it becomes. `check` compares a table with the tensors in a file, and `to_parameters`
-converts. Exports use the same rows backward (`to_tensors`).
+A table describes a model of another library. Each `Row` has the name and shape of a tensor and the
+names of the parameters made from it. `check` compares a table with the tensors in a file, and
+`to_parameters` converts them. Exports use the same table in the other direction (`to_tensors`).
 """
 
 import functools
@@ -24,7 +24,7 @@ import safetensors
 
 from vmsst import errors
 
-# Numbers that become float32. Other types are those of quantized weights and of positions.
+# Types that are converted to float32. Quantized weights and position ids have other types.
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _TYPES = _FLOATS | {
   "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -32,7 +32,7 @@ _TYPES = _FLOATS | {
 }  # fmt: skip
 # JAX maps arrays without a copy only if they are aligned to 64 bytes.
 _ALIGNMENT = 64
-# Values that are checked at once.
+# Values per block when values are checked, so that a mapped file is not read into memory at once.
 _BLOCK = 1 << 22
 
 
@@ -40,20 +40,20 @@ class StoredTensor(NamedTuple):
   """A tensor in a file.
 
   Attributes:
-    shape: Its shape.
-    where: File and name, for messages.
-    load: Reads it as stored.
+    shape: The shape.
+    source: File and name, for messages.
+    load: Reads the tensor in its stored type.
   """
 
   shape: tuple[int, ...]
-  where: str
+  source: str
   load: Callable[[], np.ndarray]
 
   def read(self) -> np.ndarray:
     """Returns the values in float32.
 
-    If the file is mapped into memory, the system reads the parts that are used. Changes of the
-    array stay in memory. The file must not be changed in place while the array is in use.
+    A float32 array of a safetensors file is a memory map: the system reads pages on first use, and
+    changes to the array do not reach the file. Do not modify the file while the array is in use.
 
     Raises:
       InputError: the values are not finite floating-point numbers.
@@ -61,7 +61,7 @@ class StoredTensor(NamedTuple):
     array = self.load()
     if array.dtype not in _FLOATS.values():
       raise errors.InputError(
-        f"{self.where} is of type {array.dtype}, not float32, float16, bfloat16 or float64; "
+        f"{self.source} is of type {array.dtype}, not float32, float16, bfloat16 or float64; "
         "dequantize the checkpoint first if it is quantized"
       )
     array = np.asarray(array, np.float32)
@@ -70,7 +70,7 @@ class StoredTensor(NamedTuple):
       block = flat[start : start + _BLOCK]
       # Minimum and maximum are NaN if any value is.
       if not np.isfinite([block.min(), block.max()]).all():
-        raise errors.InputError(f"{self.where} contains infinite or NaN values")
+        raise errors.InputError(f"{self.source} contains infinite or NaN values")
     return array
 
 
@@ -78,12 +78,13 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
   """Returns the tensors of a model by name.
 
   Args:
-    path: A `.safetensors` file, or a file of torch that holds a state dict, itself or under the key
-      `state_dict`. Other pickled objects are rejected: they could run code.
+    path: A `.safetensors` file, or a PyTorch file with a state dict. The state dict may be the
+      value of the key `state_dict`. Other pickled objects are rejected, because they could run
+      code.
 
   Raises:
-    InputError: the file is missing or damaged, holds other objects, or torch is required but not
-      installed.
+    InputError: the file is missing or damaged, contains other objects, or requires torch but torch
+      is not installed.
   """
   if path.suffix != ".safetensors":
     record = read_torch(path)
@@ -105,7 +106,13 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _load(mapped: mmap.mmap, start: int, entry: Mapping[str, Any]) -> np.ndarray:
-  """Returns a tensor of a safetensors file whose data begin at `start`."""
+  """Returns a tensor of a safetensors file.
+
+  Args:
+    mapped: The file.
+    start: Position of the first tensor.
+    entry: The tensor's entry in the header.
+  """
   shape, (offset, _) = entry["shape"], entry["data_offsets"]
   array = np.frombuffer(mapped, _TYPES[entry["dtype"]], math.prod(shape), start + offset)
   return array.reshape(shape)
@@ -116,10 +123,10 @@ def write_file(
 ) -> None:
   """Writes float32 arrays to a new safetensors file, aligned so that JAX can map them into memory.
 
-  The library's own writer does not align tensors, and gives the file the mode 0600.
+  The writer of safetensors does not align tensors, and sets the file mode to 0600.
   """
   header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
-  # Tensors follow each other without gaps: those that would misalign the next come last.
+  # The format has no gaps. Tensors with sizes that would misalign the next tensor come last.
   names = sorted(arrays, key=lambda name: (arrays[name].nbytes % _ALIGNMENT != 0, name))
   end = 0
   for name in names:
@@ -134,40 +141,44 @@ def write_file(
 
 
 def read_torch(path: pathlib.Path, *allowed: type) -> Any:
-  """Returns the object in a file of torch, without running any code in it.
+  """Returns the object in a PyTorch file, without running code from the file.
 
   Args:
     path: The file.
-    *allowed: Classes that it may hold besides tensors and plain values.
+    *allowed: Classes that the file may contain besides tensors, containers, numbers and strings.
 
   Raises:
-    InputError: the file is missing, damaged or holds other objects, or torch is not installed.
+    InputError: the file is missing, damaged or contains other objects, or torch is not installed.
   """
-  with errors.requires("sentence-transformers", f"{path}, a file of torch,"):
+  with errors.requires("sentence-transformers", f"{path}, a PyTorch file,"):
     import torch
   try:
     with torch.serialization.safe_globals([*allowed]):
       return torch.load(path, map_location="cpu", weights_only=True)
   except Exception:
-    # Not torch's own message, which recommends loading the file without protection.
+    # The message of torch recommends loading the file without protection, so replace it.
     raise errors.InputError(
-      f"{path} is not a file of torch, is damaged, or holds more than tensors and plain values, "
-      "which could run code and are not read; copy it again, or save only its state dict"
+      f"{path} is not a PyTorch file, is damaged, or contains objects that could run code; copy it "
+      "again, or save only its state dict"
     ) from None
 
 
 def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
-  """Returns the tensors of a state dict that was read from a file, by name.
+  """Returns the tensors of a PyTorch state dict by name.
+
+  Args:
+    path: File of the state dict, for messages.
+    state: The state dict.
 
   Raises:
-    InputError: it is not a state dict.
+    InputError: `state` is not a state dict.
   """
   import torch
 
   if not isinstance(state, Mapping) or not all(
     isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
   ):
-    raise errors.InputError(f"{path} holds no state_dict of names and tensors")
+    raise errors.InputError(f"{path} contains no state_dict of names and tensors")
   return {
     # NumPy has no bfloat16; float32 represents it exactly.
     name: StoredTensor(
@@ -186,13 +197,13 @@ TOKEN_TABLE = "token_embedder/embedding"
 
 
 class Row(NamedTuple):
-  """What a tensor becomes.
+  """Maps a tensor of another library to parameters.
 
   Attributes:
-    source: Its name in the other library; empty: there is no tensor, and the parameter is 1.
-    shape: Its shape there.
-    targets: Names of the parameters. Several are equal parts of the tensor along its first axis.
-    transposed: Whether the parameters are its transpose.
+    source: Name of the tensor. If empty, the model has no such tensor, and the parameter is 1.
+    shape: Shape of the tensor.
+    targets: Names of the parameters. The tensor is split equally along its first axis.
+    transposed: Whether to transpose the tensor.
     plus: Constant added to the tensor.
   """
 
@@ -204,7 +215,7 @@ class Row(NamedTuple):
 
 
 def dense(source: str, shape: tuple[int, int], *targets: str, bias: bool = True) -> list[Row]:
-  """Returns the rows of a dense layer of PyTorch, whose weight has the shape (outputs, inputs)."""
+  """Returns the rows of a PyTorch dense layer. `shape` is (outputs, inputs), as in PyTorch."""
   rows = [Row(f"{source}.weight", shape, tuple(f"{x}/kernel" for x in targets), transposed=True)]
   if bias:
     rows.append(Row(f"{source}.bias", shape[:1], tuple(f"{x}/bias" for x in targets)))
@@ -214,128 +225,135 @@ def dense(source: str, shape: tuple[int, int], *targets: str, bias: bool = True)
 def norm(
   source: str, width: int, target: str, *, bias: bool = True, plus: float = 0.0
 ) -> list[Row]:
-  """Returns the rows of a normalization layer of PyTorch; `plus` is added to its weight."""
+  """Returns the rows of a PyTorch normalization layer; `plus` is added to its weight."""
   rows = [Row(f"{source}.weight", (width,), (f"{target}/scale",), plus=plus)]
   return [*rows, Row(f"{source}.bias", (width,), (f"{target}/bias",))] if bias else rows
 
 
-def check(rows: Iterable[Row], stored: Mapping[str, StoredTensor], where: str) -> None:
-  """Compares the tensors in a file with the rows of a model.
+def check(rows: Iterable[Row], saved: Mapping[str, StoredTensor], source: str) -> None:
+  """Compares the tensors in a file with the table of a model.
+
+  Args:
+    rows: The table.
+    saved: The tensors by name.
+    source: The file, for messages.
 
   Raises:
-    InputError: a tensor is missing, has another shape or is not expected; the message names it.
+    InputError: a tensor is missing, has the wrong shape or is not in the table.
   """
   expected = {row.source: row.shape for row in rows if row.source}
   for name, shape in expected.items():
-    if name in stored and stored[name].shape != shape:
-      raise errors.InputError(f"{stored[name].where} has shape {stored[name].shape}, not {shape}")
+    if name in saved and saved[name].shape != shape:
+      raise errors.InputError(f"{saved[name].source} has shape {saved[name].shape}, not {shape}")
   problems = []
-  if missing := expected.keys() - stored.keys():
+  if missing := expected.keys() - saved.keys():
     problems.append(f"lacks {errors.some(missing)}")
-  if unknown := stored.keys() - expected.keys():
-    problems.append(f"holds {errors.some(unknown)}, which this kind of model does not have")
+  if unknown := saved.keys() - expected.keys():
+    problems.append(f"has the unexpected tensors {errors.some(unknown)}")
   if problems:
     raise errors.InputError(
-      f"{where} {' and '.join(problems)} ({len(expected)} tensors expected, {len(stored)} found)"
+      f"{source} {' and '.join(problems)} ({len(expected)} tensors expected, {len(saved)} found)"
     )
 
 
-def to_parameters(rows: Iterable[Row], stored: Mapping[str, StoredTensor]) -> dict[str, np.ndarray]:
-  """Returns the parameters that stored tensors become, by name, in float32.
+def to_parameters(rows: Iterable[Row], saved: Mapping[str, StoredTensor]) -> dict[str, np.ndarray]:
+  """Converts tensors to float32 parameters, by name.
 
   Raises:
     InputError: a tensor cannot be read, or has values that are not finite.
   """
   params: dict[str, np.ndarray] = {}
   for row in rows:
-    array = stored[row.source].read() if row.source else np.ones(row.shape, np.float32)
-    for name, part in zip(row.targets, np.split(array, len(row.targets)), strict=True):
-      part = np.ascontiguousarray(part.T) if row.transposed else part
-      params[name] = part + np.float32(row.plus) if row.plus else part
+    array = saved[row.source].read() if row.source else np.ones(row.shape, np.float32)
+    for name, piece in zip(row.targets, np.split(array, len(row.targets)), strict=True):
+      piece = np.ascontiguousarray(piece.T) if row.transposed else piece
+      params[name] = piece + np.float32(row.plus) if row.plus else piece
   return params
 
 
 def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns the tensors that become these parameters, by their names in the other library."""
+  """Converts parameters to tensors of the other library, by name. Inverse of `to_parameters`."""
   tensors = {}
   for row in rows:
     if row.source:
-      parts = [params[name] - np.float32(row.plus) if row.plus else params[name]
+      pieces = [params[name] - np.float32(row.plus) if row.plus else params[name]
                for name in row.targets]  # fmt: skip
-      parts = [np.ascontiguousarray(part.T if row.transposed else part) for part in parts]
-      tensors[row.source] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+      pieces = [np.ascontiguousarray(piece.T if row.transposed else piece) for piece in pieces]
+      tensors[row.source] = np.concatenate(pieces) if len(pieces) > 1 else pieces[0]
   return tensors
 
 
 # --------------------------------------------------------------------------------------------
-# Stacks of layers have two layouts. With `scan_layers`, a network has parameters
-# `encoder/layers/...` with a leading axis of layers; without, it has `encoder/layers_0/...`,
-# `encoder/layers_1/...`. Both compute the same function, so a network can read a checkpoint of
-# either layout.
+# A network stores its layers in one of two layouts. With `scan_layers`, each parameter
+# `encoder/layers/...` has a leading axis of layers. Otherwise, each layer has its own parameters:
+# `encoder/layers_0/...`, `encoder/layers_1/...`. Both networks compute the same function, so a
+# network can read a checkpoint of either layout.
 
 _STACK = "/layers/"
 _LAYER = re.compile(r"(.*)/layers_(0|[1-9][0-9]{0,3})/(.*)")
 
 
 class Source(NamedTuple):
-  """The stored arrays that make a parameter.
+  """How to build a parameter from the arrays of a checkpoint.
 
   Attributes:
-    names: Their names: one, or one per layer to stack.
-    stacked: Whether to stack them.
-    layer: Layer to take from the only array, which holds all layers; None: the whole array.
+    names: Names of the arrays: a single array, or one array per layer.
+    stacked: Whether to stack the arrays.
+    layer: Index of the parameter's layer, if the array contains all layers.
   """
 
   names: tuple[str, ...]
   stacked: bool = False
   layer: int | None = None
 
-  def shape(self, stored: Mapping[str, Any]) -> tuple[int, ...]:
+  def shape(self, arrays: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the shape of the parameter."""
-    shape = tuple(stored[self.names[0]].shape)
+    shape = tuple(arrays[self.names[0]].shape)
     if self.stacked:
       return (len(self.names), *shape)
     return shape if self.layer is None else shape[1:]
 
   def make(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
-    """Returns the parameter, from the stored arrays by name."""
-    parts = [arrays[name] for name in self.names]
+    """Builds the parameter from the arrays of the checkpoint, by name."""
+    pieces = [arrays[name] for name in self.names]
     if self.stacked:
-      return jnp.stack(parts)
-    return parts[0] if self.layer is None else parts[0][self.layer]
+      return jnp.stack(pieces)
+    return pieces[0] if self.layer is None else pieces[0][self.layer]
 
 
-def find(name: str, shape: tuple[int, ...], stored: Mapping[str, Any]) -> Source | None:
-  """Returns what makes a parameter; None if the checkpoint lacks it in both layouts.
+def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source | None:
+  """Looks a parameter up in a checkpoint of either layout; returns None if it is missing.
+
+  A network with fewer layers than the checkpoint takes the first layers, unless both have scanned
+  layers.
 
   Args:
-    name: The parameter's name.
-    shape: Its shape in the network. Without scanned layers, a network may have fewer layers than
-      the checkpoint; with scanned layers, it takes as many of the checkpoint's separate layers.
-    stored: The checkpoint's arrays by name.
+    name: Name of the parameter.
+    shape: Shape of the parameter in the network.
+    arrays: Arrays of the checkpoint by name.
   """
-  if name in stored:
+  if name in arrays:
     return Source((name,))
   if layer := _LAYER.fullmatch(name):
     stack, index = f"{layer[1]}{_STACK}{layer[3]}", int(layer[2])
-    if stack in stored and stored[stack].shape and index < stored[stack].shape[0]:
+    if stack in arrays and arrays[stack].shape and index < arrays[stack].shape[0]:
       return Source((stack,), layer=index)
     return None
-  head, separator, rest = name.partition(_STACK)
+  head, separator, parameter = name.partition(_STACK)
   if not separator or not shape or not 0 < shape[0] <= errors.MOST_LAYERS:
     return None
-  names = tuple(f"{head}/layers_{i}/{rest}" for i in range(shape[0]))
-  layers = {tuple(stored[layer].shape) if layer in stored else None for layer in names}
+  names = tuple(f"{head}/layers_{i}/{parameter}" for i in range(shape[0]))
+  layers = {tuple(arrays[layer].shape) if layer in arrays else None for layer in names}
   return Source(names, stacked=True) if len(layers) == 1 and None not in layers else None
 
 
 def separate(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Returns parameters with an array per layer, which is a view if one array holds all layers."""
-  separated = {}
+  """Converts parameters to one array per layer. Scanned layers become views, not copies."""
+  separated: dict[str, np.ndarray] = {}
   for name, array in arrays.items():
-    head, separator, rest = name.partition(_STACK)
-    if not separator:
+    head, separator, parameter = name.partition(_STACK)
+    if separator:
+      separated |= {f"{head}/layers_{i}/{parameter}": layer for i, layer in enumerate(array)}
+    else:
       separated[name] = array
-      continue
-    separated.update({f"{head}/layers_{i}/{rest}": layer for i, layer in enumerate(array)})
   return separated

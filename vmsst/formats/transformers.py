@@ -1,11 +1,11 @@
-"""Encoders of transformers: `config.json`, weights, and what they become here.
+"""Reads and writes encoders of transformers: `config.json` and weights.
 
-An `Architecture` reads the attributes of a `TransformerConfig` from a `config.json`, writes it for
-exports, and has a table of the weights. Each is checked against the model in transformers.
+An `Architecture` converts a `config.json` to a `TransformerConfig` and back, and maps weights to
+parameters. Tests compare each architecture with the model in transformers.
 
-Exports write a T5 encoder as a `T5EncoderModel`; EMS, XLM-R and other relatives of BERT as a
-`BertModel`, and other imported encoders as what they were. XLM-R's position table loses the rows
-before the row of the first token: a BERT that counts from 0 computes the same function.
+Exports write a T5 encoder as a `T5EncoderModel`. EMS, XLM-R and other BERT-like encoders become a
+`BertModel`. All other encoders keep their architecture. XLM-R counts positions from 2 and BERT from
+0, so the export drops the unused first rows of the position table. The vectors stay the same.
 """
 
 import dataclasses
@@ -25,9 +25,9 @@ CONFIG_FILE = "config.json"
 WEIGHTS_FILE, TORCH_FILE = "model.safetensors", "pytorch_model.bin"
 _POSITION_TABLE = "encoder/position_embedding"
 _TYPE_TABLE = "encoder/token_type_embedding"
-# What may precede the names of weights, in models with a pre-training head.
+# Prefixes of weight names in models with a pre-training head.
 _PREFIXES = ("", "bert.", "roberta.", "distilbert.", "mpnet.", "model.")
-# By the start of a tensor's name, the reason that it is not imported.
+# Why tensors are not imported, by the start of their names.
 _LEFT_OUT = {
   **dict.fromkeys(
     ("pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder."), "not part of the encoder"
@@ -35,7 +35,7 @@ _LEFT_OUT = {
   "embeddings.position_ids": "not a parameter: 0, 1, 2 and so on",
   "encoder.embed_tokens.": "copy of the token table",
 }
-# The only value that a key of `config.json` may have.
+# Required values of keys in `config.json`. A missing key is fine.
 _REQUIRED = {
   **dict.fromkeys(("rope_scaling", "final_logit_softcapping", "attn_logit_softcapping")),
   **dict.fromkeys(("is_decoder", "use_sliding_window"), False),
@@ -43,10 +43,10 @@ _REQUIRED = {
   "position_embedding_type": "absolute",
   "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
 }
-# Norms in checkpoints that came from TensorFlow.
+# Checkpoints converted from TensorFlow have other names for norms.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 T5_MAX_POSITIONS = 1 << 20
-"""Most tokens of a sentence, which T5 does not limit."""
+"""Maximum number of tokens of a sentence. T5 itself has no limit."""
 
 _Options = TypeVar("_Options")
 
@@ -59,7 +59,7 @@ def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None)
 
   Args:
     path: The file.
-    if_missing: What to return without the file; None: a missing file is an error.
+    if_missing: Result if the file does not exist. If omitted, a missing file is an error.
 
   Raises:
     InputError: the file is missing or is not a JSON object.
@@ -78,16 +78,16 @@ def check_config(
   options: type[_Options],
   fixed: Mapping[str, Any] | None = None,
 ) -> _Options:
-  """Returns the options in a JSON file, whose other keys change no vectors.
+  """Parses and checks the content of a JSON file. Keys without a field in `options` are ignored.
 
   Args:
     path: The file, for messages.
-    record: Its content.
-    options: The type of the options.
-    fixed: The only value that a key may have, if the file has it.
+    record: Content of the file.
+    options: Type of the options.
+    fixed: Required values of keys. A missing key is fine.
 
   Raises:
-    InputError: a value is damaged, or this library cannot express it; the message names it.
+    InputError: a value is invalid or not supported.
   """
   try:
     for key, value in (fixed or {}).items():
@@ -95,20 +95,20 @@ def check_config(
         raise ValueError(f"{key!r} is {record[key]!r:.80}, not {value!r}")
     return msgspec.convert(record, options)
   except (msgspec.ValidationError, ValueError) as error:
-    raise errors.InputError(f"{path}: {error}; such a model cannot be imported") from None
+    raise errors.InputError(f"{path}: {error}; this model is not supported") from None
 
 
 class _Index(msgspec.Struct):
-  """The list of shards; each is a file in the same folder."""
+  """The index of a sharded model. All shards are in the folder of the index."""
 
   weight_map: dict[str, str]
 
 
 def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
-  """Returns the tensors in all files of weights by name, to be read on request.
+  """Opens the weights of a model folder, and returns the tensors by name.
 
-  The files are `model.safetensors` or, without it, `pytorch_model.bin`, which requires torch; each
-  may be an index of shards instead (`model.safetensors.index.json`).
+  The weights are in `model.safetensors` or else in `pytorch_model.bin` (requires torch). Instead of
+  either file, the folder may have an index of shards, such as `model.safetensors.index.json`.
 
   Raises:
     InputError: a file is missing or damaged.
@@ -120,12 +120,12 @@ def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
     if index.is_file():
       names = check_config(index, read_object(index), _Index).weight_map.values()
       shards = {pathlib.PurePath(name).name for name in names}
-      stored: dict[str, tensors.StoredTensor] = {}
+      weights: dict[str, tensors.StoredTensor] = {}
       for name in sorted(shards):
-        stored |= tensors.open_file(folder / name)
-      return stored
+        weights |= tensors.open_file(folder / name)
+      return weights
   raise errors.InputError(
-    f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE}, nor the index of one"
+    f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE} nor an index of shards"
   )
 
 
@@ -140,7 +140,7 @@ ACTIVATIONS = {
   "gelu_pytorch_tanh": "gelu_tanh",
   "gelu_new": "gelu_tanh",
 }
-"""The names of activations in this library, by their names in transformers."""
+"""Names of activations in this library, by their names in transformers."""
 Activation = Literal["gelu", "relu", "silu", "swish", "gelu_pytorch_tanh", "gelu_new"]
 Size = Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)]
 Layers = Annotated[int, msgspec.Meta(gt=0, le=errors.MOST_LAYERS)]
@@ -149,7 +149,7 @@ Epsilon = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Id = Annotated[int, msgspec.Meta(ge=0)]
 _LayerType = Literal["full_attention", "sliding_attention"]
 _FULL, _LOCAL = "full_attention", "sliding_attention"
-# The names of attributes of a TransformerConfig in most files.
+# Key in `config.json` of each attribute of a TransformerConfig, for most architectures.
 _NAMES = {
   "emb_dim": "hidden_size",
   "num_heads": "num_attention_heads",
@@ -168,7 +168,7 @@ _RMS = {"layer_norm_eps": "rms_norm_eps"}
 
 
 class _Sizes(msgspec.Struct, kw_only=True, rename=_NAMES):
-  """The sizes in most files, by the names of a TransformerConfig."""
+  """Sizes that most architectures have, with the names of a TransformerConfig."""
 
   vocab_size: Size
   emb_dim: Size
@@ -205,7 +205,7 @@ class _DistilbertOptions(msgspec.Struct, kw_only=True, rename=_NAMES | {
 
 
 class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """The rotations of one kind of layers. transformers reads either name of the type."""
+  """Rotary positions of one layer type. transformers accepts both `rope_type` and `type`."""
 
   rope_theta: Number | None = None
   rope_type: Literal["default"] = "default"
@@ -213,7 +213,7 @@ class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Ropes(msgspec.Struct, frozen=True):
-  """The rotations of both kinds of layers. transformers ignores what is beside them."""
+  """Rotary positions of both layer types. transformers ignores other keys."""
 
   full_attention: _Rope = _Rope()
   sliding_attention: _Rope = _Rope()
@@ -262,7 +262,7 @@ T5_NAMES = {
   "relpos_buckets": "relative_attention_num_buckets",
   "layer_norm_eps": "layer_norm_epsilon",
 }
-"""The names of attributes of a TransformerConfig in the files of T5."""
+"""Key in the `config.json` of T5, by attribute of a TransformerConfig."""
 
 
 class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
@@ -278,21 +278,21 @@ class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
 
 
 Names = Mapping[str, str | tuple[str, ...]]
-"""Names of parameters by the names of modules in another library.
+"""Names of parameters, by module name in another library.
 
-Several parameters are equal parts of the module's weight.
+If a module has several parameters, its weight is split equally among them.
 """
 
 
 class Table(msgspec.Struct, frozen=True):
-  """The weights of a transformer.
+  """Maps the weights of a transformer to parameters.
 
   Attributes:
-    names: Names of the modules outside the layers; the first is the token table.
-    layers: Start of the names of layers, before the layer's number.
-    layer_names: Names of the modules of a layer.
-    stack: Start of the names of the layers' parameters.
-    plus: What the network adds to the scales of norms.
+    names: Modules outside the layers. The first is the token table.
+    layers: Module name of the list of layers.
+    layer_names: Modules of a layer.
+    stack: Prefix of the names of layer parameters.
+    plus: Constant that the network adds to the scales of norms.
   """
 
   names: Names
@@ -302,10 +302,10 @@ class Table(msgspec.Struct, frozen=True):
   plus: float = 0.0
 
   def rows(self, config: transformer.TransformerConfig) -> list[Row]:
-    """Returns the tensors of a model and the parameters that they become."""
+    """Returns a row for each tensor of a model of this size."""
     joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
     width, wide = config.emb_dim, config.mlp_dim
-    # By the last part of a parameter's name. All other parameters belong to norms.
+    # Shapes, by the last component of a parameter's name. All other parameters belong to norms.
     tables = {
       "embedding": (config.vocab_size, width),
       "position_embedding": (config.max_positions, width),
@@ -344,17 +344,18 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-  """An encoder of transformers.
+  """An encoder architecture of transformers.
 
   Attributes:
-    name: Its class.
-    model_type: The `model_type` that exports have.
-    options: The type of its options, by the names of a TransformerConfig where it has them.
-    required: The only value that a further key of `config.json` may have.
-    fixed: Attributes of a TransformerConfig that all encoders of this architecture have.
-    attributes: Returns further attributes, given the options.
-    described: Returns further keys of `config.json`, given a TransformerConfig.
-    table: Names of its weights.
+    name: Class in transformers.
+    model_type: `model_type` of exports.
+    options: Type of the options in `config.json`. Options with an equivalent in TransformerConfig
+      have its name.
+    required: Required values of keys in `config.json`, besides `_REQUIRED`.
+    fixed: Attributes of TransformerConfig that are the same for all encoders of this architecture.
+    attributes: Computes other attributes of TransformerConfig from the options.
+    described: Computes other keys of `config.json` from a TransformerConfig.
+    table: Maps weights to parameters.
   """
 
   name: str
@@ -367,10 +368,14 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   table: Table
 
   def sizes(self, path: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the attributes of the TransformerConfig in the `config.json` at a path.
+    """Converts the content of a `config.json` to attributes of a TransformerConfig.
+
+    Args:
+      path: The file, for messages.
+      record: Content of the file.
 
     Raises:
-      InputError: a value is damaged, or this library cannot express it; the message names it.
+      InputError: a value is invalid or not supported.
     """
     # null stands for the default.
     record = {key: value for key, value in record.items() if value is not None}
@@ -385,45 +390,46 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     return {**sizes, **self.attributes(options), **self.fixed}
 
   def describe(self, config: transformer.TransformerConfig) -> dict[str, Any]:
-    """Returns the content of a `config.json`."""
-    names = dict(
-      zip(self.options.__struct_fields__, self.options.__struct_encode_fields__, strict=True)
-    )
-    record = {theirs: getattr(config, x) for x, theirs in names.items() if hasattr(config, x)}
+    """Converts a TransformerConfig to the content of a `config.json`. Inverse of `sizes`."""
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(self.options)}
+    record = {key: getattr(config, name) for name, key in names.items() if hasattr(config, name)}
     if "activation" in names:
       record[names["activation"]] = next(
-        theirs for theirs, ours in ACTIVATIONS.items() if ours == config.activation
+        key for key, name in ACTIVATIONS.items() if name == config.activation
       )
     return {**record, "model_type": self.model_type, **self.described(config)}
 
   def name_tensors(
-    self, where: pathlib.Path, stored: Mapping[str, tensors.StoredTensor]
+    self, source_path: pathlib.Path, weights: Mapping[str, tensors.StoredTensor]
   ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
-    """Returns the encoder's tensors by their plain names, and why others are left out.
+    """Selects the tensors of the encoder, and renames them as in the bare encoder.
 
     Args:
-      where: The source, for messages.
-      stored: All tensors.
+      source_path: The source, for messages.
+      weights: All tensors by name.
+
+    Returns:
+      The tensors of the encoder by name, and why each other tensor is skipped.
     """
     words = f"{next(iter(self.table.names))}.weight"
-    prefix = next((prefix for prefix in _PREFIXES if prefix + words in stored), None)
+    prefix = next((prefix for prefix in _PREFIXES if prefix + words in weights), None)
     if prefix is None:
-      raise errors.InputError(f"{where} lacks {words}: it is not a {self.name}")
-    named: dict[str, tensors.StoredTensor] = {}
+      raise errors.InputError(f"{source_path} lacks {words}: it is not a {self.name}")
+    encoder_weights: dict[str, tensors.StoredTensor] = {}
     left_out = {}
-    for source, tensor in stored.items():
+    for source, tensor in weights.items():
       name = source.removeprefix(prefix)
       for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
       if start := next(filter(name.startswith, _LEFT_OUT), None):
         left_out[source] = _LEFT_OUT[start]
       else:
-        named[name] = tensor
-    return named, left_out
+        encoder_weights[name] = tensor
+    return encoder_weights, left_out
 
 
 # --------------------------------------------------------------------------------------------
-# BERT and its relatives, which differ in names and positions
+# BERT and similar encoders. They differ in names and positions.
 
 BERT_LAYER = {
   "attention.self.query": "attention/query",
@@ -453,7 +459,7 @@ BERT = Architecture(
 _ROBERTA = msgspec.structs.replace(
   BERT,
   name="XLMRobertaModel",
-  # RoBERTa counts positions from the row after the row of padding.
+  # RoBERTa counts positions from the row after the padding row.
   attributes=lambda x: {"position_offset": (1 if x.pad_token_id is None else x.pad_token_id) + 1},
 )
 _DISTILBERT = Architecture(
@@ -505,12 +511,14 @@ _MPNET = Architecture(
 
 
 def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, Any]:
-  """Returns rotations and local layers; older files have a full layer at each `full_every`th.
+  """Returns the rotary base and the local layers.
+
+  Older files do not list the layer types. Every `full_every`-th layer then has full attention.
 
   Args:
     options: The options.
-    full_every: Distance between full layers, unless the options list the kinds of layers.
-    offset: The first full layer.
+    full_every: Distance between layers with full attention.
+    offset: Index of the first layer with full attention.
   """
   kinds = options.layer_types
   if kinds is None:
@@ -526,7 +534,7 @@ def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, A
 
 
 def _described_rotary(config: transformer.TransformerConfig) -> dict[str, Any]:
-  """Returns what the files of models with rotary positions have next to their options."""
+  """Returns the layer types and rotary bases for a `config.json`."""
   local = {*config.local_layers}
   thetas = {_FULL: config.rope_theta, _LOCAL: config.local_rope_theta}
   return {
@@ -651,7 +659,7 @@ _GEMMA3 = Architecture(
 _T5_MLPS = {("relu", False): "relu", ("gelu_tanh", True): "gated-gelu",
             ("swish", True): "gated-silu"}  # fmt: skip
 T5_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
-"""The names of the projections of attention, by their names in T5."""
+"""Names of the attention projections, by their names in T5."""
 
 T5 = Architecture(
   name="T5EncoderModel",
@@ -708,15 +716,17 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """By the `model_type` of transformers."""
 
-# Attributes of a TransformerConfig that no architecture has.
+# Attributes of a TransformerConfig that a `config.json` does not determine.
 _NUMERICS = ("vocab_size", "initializer_std", "dropout_rate", "dtype", "remat", "scan_layers")
 
 
 def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture, dict[str, Any]]:
-  """Returns the architecture that computes what a network does, and its `config.json`.
+  """Returns the architecture of a network, and the content of its `config.json`.
+
+  An architecture fits if its `config.json` converts back to the same TransformerConfig.
 
   Raises:
-    InputError: no architecture of transformers does.
+    InputError: no architecture computes the same function.
   """
   numerics = {name: getattr(config, name) for name in _NUMERICS}
   for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, T5):
@@ -726,18 +736,18 @@ def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture
       read = transformer.TransformerConfig(**{**sizes, **numerics})
     except errors.InputError:
       continue
-    # The heads of keys may be given or follow from the others.
+    # `num_kv_heads` and `head_dim` may be set or derived, so compare the resolved values.
     resolved = dataclasses.replace(config, num_kv_heads=read.num_kv_heads, head_dim=read.head_dim)
     same_heads = (read.kv_heads, read.head_width) == (config.kv_heads, config.head_width)
     if same_heads and read == resolved:
       return architecture, record
-  raise errors.InputError("no model of transformers has the options of this TransformerConfig")
+  raise errors.InputError("transformers has no model with the options of this TransformerConfig")
 
 
 def exported_config(config: Any) -> transformer.TransformerConfig:
-  """Returns the config of an equal network that transformers has too.
+  """Returns the config of an equivalent network that transformers supports.
 
-  T5 is a transformer with other options, and XLM-R and EMS are a BERT.
+  A T5Config becomes a TransformerConfig. XLM-R and EMS become BERT.
   """
   if isinstance(config, t5.T5Config):
     return transformer.TransformerConfig(
@@ -751,7 +761,7 @@ def exported_config(config: Any) -> transformer.TransformerConfig:
     )  # fmt: skip
   if not isinstance(config, transformer.TransformerConfig):
     raise errors.InputError(
-      f"transformers has no encoder of a {type(config).__name__}; use `vmsst export safetensors`"
+      f"transformers has no encoder for a {type(config).__name__}; use `vmsst export safetensors`"
     )
   if config.positions != "learned" or config.relpos_buckets:
     return config
@@ -764,7 +774,11 @@ def exported_config(config: Any) -> transformer.TransformerConfig:
 
 
 def describe(config: Any, padding_id: int) -> dict[str, Any]:
-  """Returns the content of `config.json` for the config of a network.
+  """Returns the content of `config.json` for a network.
+
+  Args:
+    config: A T5Config or a TransformerConfig.
+    padding_id: The tokenizer's padding id.
 
   Raises:
     InputError: transformers has no such encoder.
@@ -788,12 +802,12 @@ def describe(config: Any, padding_id: int) -> dict[str, Any]:
 def to_tensors(
   config: Any, params: Mapping[str, np.ndarray], padding_id: int
 ) -> dict[str, np.ndarray]:
-  """Returns the tensors of the transformer, without the modules after it.
+  """Converts parameters to the tensors of a transformer, without the layers after the pooling.
 
   Args:
     config: A T5Config or a TransformerConfig.
-    params: Parameters of the encoder by name; layers may be scanned.
-    padding_id: The tokenizer's padding id. Padding is 0 in this library.
+    params: Parameters of the encoder by name. Layers may be scanned.
+    padding_id: The tokenizer's padding id. Its row of the token table swaps with row 0.
   """
   exported = exported_config(config)
   architecture, _ = architecture_of(exported)
@@ -805,14 +819,14 @@ def to_tensors(
   if exported.num_token_types:
     arrays.setdefault(_TYPE_TABLE, np.zeros((1, width), np.float32))
   if architecture in (BERT, _MPNET):
-    # transformers would initialize it at random and warn.
+    # Without these unused weights, transformers would initialize them at random and warn.
     shapes = {"weight": (width, width), "bias": (width,)}
     unused = {f"pooler.dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
   return {**tensors.to_tensors(architecture.table.rows(exported), arrays), **unused}
 
 
 def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
-  """Returns the parameters that `to_tensors` has written, bit for bit.
+  """Reads an export of `to_tensors`, and returns its parameters bit for bit.
 
   Args:
     folder: The folder of the export.
@@ -822,19 +836,19 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
     InputError: a file is missing or damaged.
   """
   exported = exported_config(config)
-  stored = open_tensors(folder)
+  weights = open_tensors(folder)
   padding_id = read_object(folder / CONFIG_FILE)["pad_token_id"]
-  params = tensors.to_parameters(architecture_of(exported)[0].table.rows(exported), stored)
+  params = tensors.to_parameters(architecture_of(exported)[0].table.rows(exported), weights)
   params[tensors.TOKEN_TABLE] = swap_padding(params[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in params:
-    # No token reads the rows before the first position.
+    # The export dropped the rows before the first position. No token reads them, so zeros do.
     missing = config.max_positions - exported.max_positions
     params[_POSITION_TABLE] = np.pad(params[_POSITION_TABLE], ((missing, 0), (0, 0)))
   return params
 
 
 def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
-  """Returns, for each layer after the pooling, the tensors of its module, if it has any."""
+  """Returns the table of each layer after the pooling. A layer without weights has an empty one."""
   rows = []
   for (name, layer), width in zip(network.layers.items(), network.widths, strict=False):
     if isinstance(layer, sentence_encoder.Dense):
@@ -846,7 +860,7 @@ def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
 
 
 def swap_padding(table_VD: np.ndarray, padding_id: int) -> np.ndarray:
-  """Returns a token table in which the rows of both padding ids have changed places."""
+  """Returns a copy of a token table with row 0 and the row of `padding_id` swapped."""
   table_VD = table_VD.copy()
   table_VD[[arrays.PAD_ID, padding_id]] = table_VD[[padding_id, arrays.PAD_ID]]
   return table_VD

@@ -1,7 +1,7 @@
 """Reads and unpacks untrusted archives with bounded memory.
 
-Damaged zip archives, gzipped files and lines are read as far as possible. Reading extracts nothing
-to disk. `unpack` writes members below a folder: all of them or none.
+Damaged zip archives and gzipped files are read up to the damage, and damaged lines are skipped.
+Reading writes nothing to disk. `unpack` writes either all requested members below a folder or none.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ class DamagedError(Exception):
 
 
 class BadLine(str):
-  """Takes the place of a line that was left out; the text is the reason."""
+  """Replaces a line that cannot be read. The text is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +113,10 @@ def _pieces(stream: Any) -> Iterator[bytes]:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-  """Yields the lines of UTF-8 text without line ends, and a `BadLine` for each one left out.
+  """Yields the lines of UTF-8 text without line ends.
 
-  Lines end at LF or CR LF. A byte order mark at the start is dropped. Lines that are not UTF-8,
-  contain NUL or exceed LINE_BYTES are left out.
+  Lines end at LF or CR LF. A byte order mark at the start is dropped. A line that is not UTF-8,
+  contains NUL or exceeds LINE_BYTES becomes a `BadLine`.
 
   Raises:
     DamagedError: raised by `chunks`; the incomplete last line is not yielded.
@@ -155,26 +155,26 @@ def _decode_lines(block: bytes) -> Iterator[str]:
 
 
 def unpack(
-  archive: pathlib.Path, folder: pathlib.Path, choose: Callable[[str], str | None], most: int
+  archive: pathlib.Path, folder: pathlib.Path, choose: Callable[[str], str | None], max_bytes: int
 ) -> list[pathlib.Path]:
   """Unpacks members of an archive into a folder: all of them or none.
 
-  The members are first written to a temporary subfolder and then moved. Links and other special
-  members of a tar are skipped.
+  Members are written to a temporary subfolder first, and renamed into place at the end. Links and
+  other special members of a tar are skipped.
 
   Args:
     archive: A .zip, or a tar with any compression.
     folder: The target folder.
     choose: Maps a member's name to its path below the folder, or to None to skip the member.
-    most: Maximum total size of the unpacked members, in bytes.
+    max_bytes: Maximum total size of the unpacked members, in bytes.
 
   Returns:
     The files, in the order of the archive.
 
   Raises:
-    InputError: the archive is damaged, has none of the members or more than `most` bytes, contains
-      a path outside of the folder or the same path twice, a file exists with different content, or
-      the disk is full.
+    InputError: the archive is damaged, has none of the members, exceeds `max_bytes`, or contains a
+      path twice or a path outside of the folder; a file exists with different content; or the disk
+      is full.
   """
   input_files.check(archive)
   folder.mkdir(parents=True, exist_ok=True)
@@ -184,11 +184,11 @@ def unpack(
       for name, size, open_member in _sized_members(archive):
         if (target := choose(pathlib.PurePosixPath(name).as_posix())) is None:
           continue
-        path, most = pathlib.Path(stage, target), most - size
-        if most < 0 or not path.resolve().is_relative_to(pathlib.Path(stage).resolve()):
+        path, max_bytes = pathlib.Path(stage, target), max_bytes - size
+        if max_bytes < 0 or not path.resolve().is_relative_to(pathlib.Path(stage).resolve()):
           raise errors.InputError(
-            f"{archive}: untrusted: {name!r} is outside of it, or it contains more bytes than "
-            "expected; nothing was unpacked"
+            f"{archive}: untrusted: the path {name!r} leads out of the folder, or the archive "
+            "contains more bytes than expected; nothing was unpacked"
           )
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_member() as stream, path.open("xb") as out:
@@ -206,7 +206,7 @@ def unpack(
   except Exception as error:  # A damaged archive can raise almost anything in the library.
     raise errors.InputError(
       f"{archive}: cannot be unpacked into {folder} ({input_files.reason(error)}); fix this, or "
-      "remove a broken archive to download it again"
+      "remove a damaged archive to download it again"
     ) from None
   finally:
     with contextlib.suppress(OSError):  # if the folder is not empty
@@ -215,7 +215,7 @@ def unpack(
 
 
 def _sized_members(archive: pathlib.Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-  """Yields name, size and opener of each file. zipfile and tarfile read no more than the size."""
+  """Yields name, size and opener of each file. zipfile and tarfile never read beyond the size."""
   if archive.suffix == ".zip":
     with zipfile.ZipFile(archive) as zipped:
       for info in zipped.infolist():

@@ -1,4 +1,4 @@
-"""Arrays in files: .npy and .npz files, and temporary files for arrays larger than memory.
+"""Reads and writes .npy and .npz files, and keeps arrays larger than memory in temporary files.
 
 Temporary files have no name and disappear with their arrays. The operating system caches them in
 memory. Small arrays stay in memory.

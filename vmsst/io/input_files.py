@@ -1,4 +1,4 @@
-"""Reads untrusted files. Pipes and devices are refused because they can hang."""
+"""Reads untrusted files. Rejects pipes and devices, because reading them can hang."""
 
 import hashlib
 import json
@@ -25,12 +25,12 @@ def check(path: str | os.PathLike[str]) -> None:
     raise errors.InputError(f"{path}: not a file; give the path of a file")
 
 
-def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
+def read_bytes(path: str | os.PathLike[str], max_bytes: int = -1) -> bytes:
   """Returns the content of a file, local or in an object store.
 
   Args:
     path: The file.
-    most: Maximum number of bytes to read (default: all).
+    max_bytes: Maximum number of bytes to read (default: all).
 
   Raises:
     InputError: the file is missing, not a regular file, or cannot be read.
@@ -38,7 +38,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = -1) -> bytes:
   check(path)
   try:
     with storage.open_binary(path) as stream:
-      return stream.read(most)
+      return stream.read(max_bytes)
   except OSError as error:
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
 
@@ -68,12 +68,12 @@ def read_json(path: str | os.PathLike[str]) -> Any:
   return parse_json(read_bytes(path), str(path))
 
 
-def parse_json(content: str | bytes, where: str) -> Any:
-  """Parses JSON; raises InputError if it is invalid. The message starts with `where`."""
+def parse_json(content: str | bytes, source: str) -> Any:
+  """Parses JSON; raises InputError if it is invalid. The message starts with `source`."""
   try:
     return json.loads(content)
   except (ValueError, RecursionError) as error:  # includes huge numbers and deep nesting
-    raise errors.InputError(f"{where}: not JSON: {error}") from None
+    raise errors.InputError(f"{source}: not JSON: {error}") from None
 
 
 def is_text(value: Any) -> bool:

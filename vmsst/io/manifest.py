@@ -1,4 +1,4 @@
-"""The record of a job, `job.json`: inputs and options of an output, and its finished parts.
+"""Reads and compares the record of a job, `job.json`: its inputs, options and finished parts.
 
 Inputs and options are JSON values. An input, such as an encoder or a text, is an object with a
 `digest` of its content and a readable `name`. The digest identifies the input: a file may move, but
@@ -97,12 +97,12 @@ def identity(value: Any) -> Any:
   return [identity(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def differences(stored: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-  """Describes the differences of two settings for a message; "" if they are equal."""
+def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+  """Describes how the current settings differ from the recorded ones; "" if they are equal."""
   return "; ".join(
-    f"{name} is {_shown(stored.get(name))}, not {_shown(current.get(name))}"
-    for name in dict.fromkeys((*stored, *current))
-    if identity(stored.get(name)) != identity(current.get(name))
+    f"{name} is {_shown(recorded.get(name))}, not {_shown(current.get(name))}"
+    for name in dict.fromkeys((*recorded, *current))
+    if identity(recorded.get(name)) != identity(current.get(name))
   )
 
 

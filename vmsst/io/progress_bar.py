@@ -23,14 +23,14 @@ _where: Literal["terminal", "anywhere", "nowhere"] = "terminal"
 
 
 @contextlib.contextmanager
-def shown(where: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
+def shown(scope: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
   """Sets where bars are shown inside the context, unless a bar sets `disable` itself.
 
   On a terminal, a bar is a line that changes. Elsewhere, it prints a line every 15 seconds. By
   default, bars are shown only on terminals.
   """
   global _where
-  before, _where = _where, where
+  before, _where = _where, scope
   try:
     yield
   finally:
@@ -70,10 +70,7 @@ class Bar(tqdm.tqdm):
     _outer[:] = [self] if options.pop("outer", False) else _outer
     super().__init__(*args, disable=disable, **options)
     if self._lines:
-      self.sp = self._print
-
-  def _print(self, line: str) -> None:
-    print(line.lstrip("\r"), file=self.fp, flush=True)
+      self.sp = lambda line: print(line.lstrip("\r"), file=self.fp, flush=True)
 
   def update(self, n: Any = 1) -> bool | None:
     """Advances the bar by `n` and resets the watchdog."""

@@ -153,7 +153,7 @@ def begin_with_scores(lines: Iterable[str]) -> bool:
 
 
 def default_field(path: str, number: int = 0) -> str | None:
-  """Returns the column or key of the texts in a file, by its extension; None for whole lines.
+  """Returns the default column or key of the texts in a file, or None if texts are whole lines.
 
   For `.jsonl`, the key is "text", or "source" and "target" for pairs. For `.tsv` and all other
   files of pairs, texts start at column 1, or at column 2 after a column of scores.
@@ -183,8 +183,8 @@ def read_texts(path: str, field: str | None = None, digest: str | None = None) -
     digest: As in `read_lines`.
 
   Raises:
-    InputError: the file cannot be read or has another digest, it is .csv, or .json without a
-      field, or a line lacks the column or is not a JSON object with a string at this key.
+    InputError: the file cannot be read or has another digest; its format is .csv, or .json without
+      a field; or a line lacks the column, or is not a JSON object with a string under the key.
   """
   return texts(read_lines(path, digest), path, field)
 

@@ -118,8 +118,8 @@ def mine(
     best = margins.best_f1(pairs, gold_G2) if len(pairs) else None
     if best is None or not best.f1:
       raise errors.InputError(
-        f"none of the {len(gold_G2):,} pairs of {gold} is among the {len(pairs):,} found: give "
-        "another gold file, or --threshold"
+        f"none of the {len(gold_G2):,} pairs in {gold} is among the {len(pairs):,} candidates; "
+        "give another gold file, or --threshold"
       )
     threshold = best.threshold
   if threshold is not None:

@@ -151,16 +151,16 @@ def check_width(corpus: EmbeddedText, width: int) -> None:
   """Raises InputError unless the vectors of a corpus have this width."""
   if corpus.vectors.shape[1] != width:
     raise errors.InputError(
-      f"{corpus.vectors.folder} has vectors of width {corpus.vectors.shape[1]}, the encoder's have "
-      f"width {width}: give the encoder that computed them"
+      f"{corpus.vectors.folder} has vectors of width {corpus.vectors.shape[1]}, but the encoder's "
+      f"vectors have width {width}; give the encoder that computed the folder"
     )
 
 
-def hits(near: exact_search.Neighbors, read_text: Callable[[int], str]) -> list[list[Hit]]:
+def hits(neighbors: exact_search.Neighbors, read_text: Callable[[int], str]) -> list[list[Hit]]:
   """Converts neighbors to hits. `read_text` returns the text of a row."""
-  score_NK = np.clip(near.score_NK, -1, 1)  # Sums of products exceed 1 by rounding.
-  texts = {row: read_text(row) for row in np.unique(near.index_NK).tolist()}
+  score_NK = np.clip(neighbors.score_NK, -1, 1)  # Sums of products exceed 1 by rounding.
+  texts = {row: read_text(row) for row in np.unique(neighbors.index_NK).tolist()}
   return [
     [Hit(row + 1, score, texts[row]) for row, score in zip(row_K, score_K, strict=True)]
-    for row_K, score_K in zip(near.index_NK.tolist(), score_NK.tolist(), strict=True)
+    for row_K, score_K in zip(neighbors.index_NK.tolist(), score_NK.tolist(), strict=True)
   ]

@@ -87,9 +87,8 @@ class BitextModel(abc.ABC):
     if count > 1 and self.compares_pairs and not self.allow_fewer_negatives:
       raise errors.InputError(
         f"NUM_MICROBATCHES={count} leaves a pair of {type(self).__name__} only 1/{count} of its "
-        "negatives, those of its microbatch; set NUM_MICROBATCHES=None and "
-        f"EMBEDDING_SLICES={count}, which saves as much memory and keeps all, or accept it with "
-        "ALLOW_FEWER_NEGATIVES=True"
+        f"negatives; set NUM_MICROBATCHES=None and EMBEDDING_SLICES={count} to "
+        "save as much memory and keep all negatives, or set ALLOW_FEWER_NEGATIVES=True"
       )
 
   def get_initial_variables(

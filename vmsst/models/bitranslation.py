@@ -108,19 +108,19 @@ def score(
 
 
 def token_metrics(
-  name: str, scores: Scores, part: slice, mask_B2T: Bool[Array, "B 2 T"]
+  name: str, scores: Scores, indices: slice, mask_B2T: Bool[Array, "B 2 T"]
 ) -> base.Metrics:
   """Returns nll/<name> and token_accuracy/<name>: means over the real tokens of two rows per pair.
 
   Args:
     name: Name of the two rows.
     scores: Scores of all rows.
-    part: Range of the two rows.
+    indices: Indices of the two rows.
     mask_B2T: True at the real tokens of the two rows.
   """
   count = jnp.sum(mask_B2T, dtype=jnp.float32)
   nll, correct = (
-    jnp.sum(jnp.where(mask_B2T, value_BRT[:, part], 0.0))
+    jnp.sum(jnp.where(mask_B2T, value_BRT[:, indices], 0.0))
     for value_BRT in (scores.nll_BRT, scores.correct_BRT)
   )
   return {

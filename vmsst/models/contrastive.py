@@ -77,12 +77,6 @@ class InBatchNegativesModel(base.BitextModel):
     """True: in-batch negatives."""
     return True
 
-  def _duplicates(self, batch: base.Batch) -> Bool[Array, "B B"] | None:
-    """Returns which pairs of the batch share a text; None if they stay negatives."""
-    if not self.mask_duplicates:
-      return None
-    return contrastive.pairs_with_a_common_text(batch["inputs"], batch["targets"])
-
   def score(
     self, source_BS: Float[Array, "B S"], target_NS: Float[Array, "N S"]
   ) -> Float[Array, "B N"]:
@@ -106,7 +100,9 @@ class InBatchNegativesModel(base.BitextModel):
       batch: The batch; its `inputs` and `targets` show duplicates.
       negative_BKS: Vectors of the hard negatives, the feature `negatives` of the batch.
     """
-    same_BB = self._duplicates(batch)
+    same_BB = None
+    if self.mask_duplicates:
+      same_BB = contrastive.pairs_with_a_common_text(batch["inputs"], batch["targets"])
     vectors: tuple[jax.Array, ...] = (vector_B2S,)
     usable_BBK = None
     if negative_BKS is not None:

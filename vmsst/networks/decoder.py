@@ -18,9 +18,9 @@ from vmsst.arrays import layouts
 from vmsst.networks import dropout, t5
 
 
-def part_of_fan_in(part: int, whole: int) -> Any:
-  """Returns the initializer for a kernel of `part` rows, a slice of a kernel of `whole` rows."""
-  return nn.initializers.variance_scaling(part / whole, "fan_in", "truncated_normal")
+def slice_initializer(rows: int, fan_in: int) -> Any:
+  """Returns the initializer for a slice of `rows` rows of a kernel with `fan_in` rows."""
+  return nn.initializers.variance_scaling(rows / fan_in, "fan_in", "truncated_normal")
 
 
 class SentenceInjection(nn.Module):
@@ -41,7 +41,7 @@ class SentenceInjection(nn.Module):
 
     def linear(name: str, x: Float[Array, "... M"]) -> Float[Array, "... D"]:
       # Axes of a feed-forward layer's second kernel: T5X's rules shard the input side.
-      kernel_init = part_of_fan_in(x.shape[-1], fan_in)
+      kernel_init = slice_initializer(x.shape[-1], fan_in)
       return t5.Dense(features, ("mlp", "embed"), kernel_init, self.config.dtype, name=name)(x)
 
     return linear("hidden", x_BTD) + linear("sentence", sentence_BZ)[:, None, :]

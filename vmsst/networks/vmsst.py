@@ -48,16 +48,16 @@ class Projection(NamedTuple):
 
 
 class OutputKernel(nn.Module):
-  """The rows of the vocabulary projection that belong to one part of its input.
+  """The rows of the vocabulary projection for one of its concatenated inputs.
 
   Attributes:
-    part: Rows of this kernel.
-    whole: Rows of the whole projection.
+    rows: Rows of this kernel.
+    fan_in: Rows of the complete projection.
     vocab_size: Columns (V).
   """
 
-  part: int
-  whole: int
+  rows: int
+  fan_in: int
   vocab_size: int
 
   @nn.compact
@@ -65,8 +65,8 @@ class OutputKernel(nn.Module):
     """Returns the kernel, float32."""
     return partitioning.param_with_axes(
       "kernel",
-      decoder.part_of_fan_in(self.part, self.whole),
-      (self.part, self.vocab_size),
+      decoder.slice_initializer(self.rows, self.fan_in),
+      (self.rows, self.vocab_size),
       jnp.float32,
       axes=("embed", "vocab"),
     )

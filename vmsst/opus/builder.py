@@ -213,7 +213,7 @@ def _build(
     left_out=left_out,
     cleaned=cleaned_by_release,
     merged=merged,
-    taken={cell: counts_B2.sum(axis=0).tolist() for cell, counts_B2 in pair_counts.items()},
+    selected={cell: counts_B2.sum(axis=0).tolist() for cell, counts_B2 in pair_counts.items()},
     goals=recipes.goals(recipe, ranks, cuts),
     held_out=held_out.counts,
     splits=dict(sorted(facts_by_split.items())),

@@ -26,7 +26,7 @@ class Report:
     left_out: Files below the folder that could not be used.
     cleaned: Results of `stages.clean`, by release.
     merged: Numbers of rows, duplicates, and kept rows, by language pair and corpus.
-    taken: Numbers of pairs for training and for validation, by language pair and corpus.
+    selected: Numbers of pairs for training and for validation, by language pair and corpus.
     goals: Targets of the recipe, and their results.
     held_out: Number of sentences, by evaluation set.
     splits: Numbers of rows and bytes of each shard, by split.
@@ -38,7 +38,7 @@ class Report:
   left_out: Sequence[formats.Fault]
   cleaned: Mapping[str, Mapping[str, Any]]
   merged: Mapping[recipes.Cell, Mapping[str, int]]
-  taken: Mapping[recipes.Cell, Sequence[int]]
+  selected: Mapping[recipes.Cell, Sequence[int]]
   goals: Sequence[recipes.Goal]
   held_out: Mapping[str, int]
   splits: Mapping[str, Sequence[Mapping[str, int]]]
@@ -58,14 +58,7 @@ def text(report: Report) -> str:
     return storage.absolute(path).removeprefix(os.path.join(storage.absolute(report.root), ""))
 
   sources = [
-    [
-      release.corpus,
-      release.version,
-      recipe.pair_name(*release.pair),
-      below(release.path),
-      release.size,
-    ]
-    for release in report.releases
+    [x.corpus, x.version, recipe.pair_name(*x.pair), below(x.path), x.size] for x in report.releases
   ]
   removed = dict.fromkeys(report.held_out, 0)
   for facts in report.cleaned.values():
@@ -127,7 +120,7 @@ def _counts(report: Report) -> str:
     counted[cell] |= {name: merged[name] for name in merged if name != stages.READ}
   used = [name for name in columns if any(counts[name] for counts in counted.values())]
   rows: list[list[Any]] = [
-    [*cell, *(counts[name] for name in used), *report.taken[cell]]
+    [*cell, *(counts[name] for name in used), *report.selected[cell]]
     for cell, counts in sorted(counted.items())
   ]
   rows.append(["all", "", *(sum(row[i] for row in rows) for i in range(2, len(used) + 4))])

@@ -107,10 +107,10 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """Rules for normalizing texts and dropping pairs.
 
   Attributes:
-    max_characters: Pairs with a longer side are dropped.
-    max_ratio: Pairs are dropped if one side is longer than this times the other, plus 20. A
-      character that writes a syllable or a word counts as more than one (Han as 3), by the script
-      of the language, or by the letters of a text in an undetermined language.
+    max_characters: Maximum length of a side.
+    max_ratio: Maximum ratio of the lengths of both sides. A difference of 20 is always allowed. In
+      scripts for syllables or words, a character counts as several (Han: 3). The language
+      determines the script; if the language is undetermined, the letters of the text do.
     min_script_share: Minimum share of the letters of a side in a script of its language.
   """
 

@@ -198,9 +198,9 @@ class Cut(NamedTuple):
   train: int
   validation: int
 
-  def counts(self, parts: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns how many ranks of each part are for training and for validation, [parts, 2]."""
-    below = [(_below(rank_N, self.train), _below(rank_N, self.validation)) for rank_N in parts]
+  def counts(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the numbers of ranks for training and for validation in each array, [arrays, 2]."""
+    below = [(_below(rank_N, self.train), _below(rank_N, self.validation)) for rank_N in arrays]
     train_B, validation_B = np.array(below, np.int64).reshape(-1, 2).T
     return np.stack([np.maximum(train_B - validation_B, 0), validation_B], axis=1)
 
@@ -210,13 +210,13 @@ class Goal(NamedTuple):
 
   Attributes:
     name: Code of a language, or name of a language pair.
-    wanted: Number in the recipe, as a target or as reported by a paper.
+    target: Number in the recipe, as a target or as reported by a paper.
     obtained: Training pairs in the dataset.
     available: Pairs before caps and targets.
   """
 
   name: str
-  wanted: int
+  target: int
   obtained: int
   available: int
 
@@ -227,7 +227,7 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str | os.PathLike) -> Recipe:
-  """Returns a recipe of the package by name, or your own by the path of its YAML file.
+  """Returns a recipe of the package, by name, or a recipe in a YAML file, by path.
 
   Raises:
     InputError: it does not exist, or a key or value is wrong; the message names file and key.

@@ -88,7 +88,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
       else:
         candidates.append(release)
   if not candidates:
-    left_out = f" (left out: {faults[0].place}: {faults[0].what})" if faults else ""
+    left_out = f" (left out: {faults[0].location}: {faults[0].what})" if faults else ""
     raise errors.InputError(
       f"{root}: no OPUS release below this folder; add some, such as "
       f"CORPUS/VERSION/moses/de-en.txt.zip{left_out}"

@@ -239,7 +239,7 @@ def _as_selections(source_ND: Any, target_MD: Any, k: int) -> tuple[Selection, S
     if len(shape) != 2:
       raise ValueError(f"the shape must be [N, D], not {shape}")
   if shapes[0][1] != shapes[1][1]:
-    raise ValueError(f"both sides must have one width, not {shapes[0][1]} and {shapes[1][1]}")
+    raise ValueError(f"the vectors have different widths, {shapes[0][1]} and {shapes[1][1]}")
   source, target = (
     rows if isinstance(rows, Selection) else Selection(rows, range(shape[0]))
     for rows, shape in zip(inputs, shapes, strict=True)

@@ -1,4 +1,4 @@
-"""Actions that receive the metrics of a run and stop it or record the best checkpoints."""
+"""Actions of a training run: early stopping, best checkpoints, and an error for NaN metrics."""
 
 import abc
 import dataclasses
@@ -22,11 +22,11 @@ class BaseAction(abc.ABC):
 
   @abc.abstractmethod
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether to stop. An exception ends the run without saving."""
+    """Returns whether to stop the run. An exception ends it without saving a checkpoint."""
 
 
 def _metric_value(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
-  """Returns a metric; logs a warning and returns None if it is missing."""
+  """Returns a metric of a task. If it is missing, logs a warning and returns None."""
   value = metrics_by_task.get(task, {}).get(metric)
   if value is None:
     logging.warning("%s has no metric %s.", task, metric)
@@ -35,14 +35,14 @@ def _metric_value(metrics_by_task: Mapping[str, Scalars], task: str, metric: str
 
 @dataclasses.dataclass(eq=False)
 class EarlyStoppingAction(BaseAction):
-  """Stops when a metric has not improved for a while.
+  """Stops the run after `patience` evaluations without improvement.
 
   Attributes:
     metric: (task, metric) to watch.
     mode: "min" if lower values are better, "max" if higher values are better.
-    patience: Number of evaluations without improvement before stopping.
+    patience: Number of consecutive evaluations without improvement.
     atol: Minimum absolute improvement.
-    rtol: Minimum improvement relative to the best value.
+    rtol: Minimum improvement, as a fraction of the best value. It is added to `atol`.
   """
 
   metric: tuple[str, str]
@@ -68,67 +68,64 @@ class EarlyStoppingAction(BaseAction):
     return self._waited >= self.patience
 
 
+@dataclasses.dataclass(eq=False)
 class KeepBestAction(BaseAction):
   """Writes the names of the best checkpoints to `best.json`.
 
-  These checkpoints are not deleted, and `vmsst.load` opens the first one. Every evaluation must be
-  at a step with a checkpoint. The checkpoint is complete before the next evaluation.
+  The run never deletes these checkpoints, and `vmsst.load` opens the best one. Evaluations must be
+  at steps with a checkpoint, and each checkpoint must be complete before the next evaluation.
 
-  Args:
+  Attributes:
     model_dir: Folder of the run.
     metric: (task, metric) to watch.
     mode: "min" if lower values are better, "max" if higher values are better.
     count: Number of checkpoints to keep, such as the number that `train` averages.
   """
 
-  def __init__(
-    self,
-    model_dir: str,
-    metric: tuple[str, str],
-    mode: Literal["min", "max"],
-    count: Annotated[int, msgspec.Meta(ge=1)] = 1,
-  ):
-    self._model_dir, self._metric = model_dir, metric
-    self._sign = 1.0 if mode == "max" else -1.0
-    self.count = count
+  model_dir: str
+  metric: tuple[str, str]
+  mode: Literal["min", "max"]
+  count: Annotated[int, msgspec.Meta(ge=1)] = 1
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Updates `best.json`; returns False."""
-    value = _metric_value(metrics_by_task, *self._metric)
+    value = _metric_value(metrics_by_task, *self.metric)
     if value is None or not np.isfinite(value):
       return False
     name = f"checkpoint_{int(train_state.step)}"
-    metric, best = "/".join(self._metric), t5x.read_best(self._model_dir) or {}
-    complete = {path.name for path in t5x.all_checkpoints(self._model_dir)}
+    metric, best = "/".join(self.metric), t5x.read_best(self.model_dir) or {}
+    complete = {path.name for path in t5x.all_checkpoints(self.model_dir)}
     ranking = best.get("ranking", [best]) if best.get("metric") == metric else []
-    # After a crash, `best.json` may contain this checkpoint already, or an incomplete checkpoint.
+    # After a crash, `best.json` may list this checkpoint already, or an incomplete checkpoint.
     ranking = [entry for entry in ranking if entry["checkpoint"] in complete - {name}]
     ranking.append({"checkpoint": name, "value": value})
-    # The sort is stable, so ties go to the earlier checkpoint.
-    ranking = sorted(ranking, key=lambda entry: -self._sign * entry["value"])[: self.count]
+    # The sort is stable (also in reverse), so ties go to the earlier checkpoint.
+    ranking.sort(key=lambda entry: entry["value"], reverse=self.mode == "max")
+    ranking = ranking[: self.count]
     if any(entry["checkpoint"] == name for entry in ranking):
       best = {**ranking[0], "metric": metric, "ranking": ranking}
-      outputs.write_json(storage.path(self._model_dir) / t5x.BEST_FILE, best)
+      outputs.write_json(storage.path(self.model_dir) / t5x.BEST_FILE, best)
     return False
 
 
+@dataclasses.dataclass(eq=False)
 class TerminateOnNanAction(BaseAction):
   """Ends the run with an error when a metric is NaN or infinite.
 
-  Args:
+  Attributes:
     task: Name of the task; "train" for the training itself.
     metric: Name of the metric.
   """
 
-  def __init__(self, task: str, metric: str = "loss"):
-    self._task, self._metric = task, metric
+  task: str
+  metric: str = "loss"
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
     """Raises InputError if the metric is NaN or infinite; otherwise returns False."""
-    value = _metric_value(metrics_by_task, self._task, self._metric)
+    value = _metric_value(metrics_by_task, self.task, self.metric)
     if value is not None and not np.isfinite(value):
       raise InputError(
-        f"{self._task} {self._metric} is {value} by step {int(train_state.step)}; "
-        "the last checkpoint is from before. Lower the learning rate or check the data"
+        f"{self.task} {self.metric} is {value} at step {int(train_state.step)}; the last "
+        "checkpoint is from an earlier step. Lower the learning rate or check the data"
       )
     return False

@@ -118,7 +118,7 @@ def _without(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _mean(values: Array, axes: tuple[int, ...]) -> Array:
-  """Returns the mean over axes. On CPUs it is a product, because XLA's sums over rows are slow."""
+  """Returns the mean over axes. On CPUs it uses a matmul, because XLA's row sums are slow."""
 
   def by_product(values: Array) -> Array:
     shape = tuple(values.shape[axis] for axis in axes)

@@ -1,7 +1,7 @@
 """T5X checkpoints: `checkpoint_<step>/state` below the model folder, written by Orbax.
 
-Upstream T5X reads these checkpoints, and this module reads upstream's. Mismatches between a
-checkpoint and the model are detected from the metadata, before any array is read.
+Upstream T5X reads these checkpoints, and this module reads the checkpoints of upstream T5X. It
+compares the metadata of a checkpoint with the model before it reads any array.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ class SaveCheckpointConfig:
 
   Attributes:
     dtype: Dtype of the saved parameters, "float32" or "bfloat16".
-    period: Steps between checkpoints; one is also written before the first step and after the last.
-    checkpoint_steps: Further steps to save after.
-    keep: Number of newest checkpoints to keep, with the best one of `trainer.KeepBestAction`; None
-      keeps all.
-    save_dataset: Whether to save the data iterator state too, so that a restart need not reread the
-      data.
+    period: Steps between checkpoints. The run also saves before its first step and after its last.
+    checkpoint_steps: Additional steps to save at.
+    keep: Number of newest checkpoints to keep (default: all). The best checkpoints according to
+      `trainer.KeepBestAction` are kept, too.
+    save_dataset: Whether to save the state of the data iterator, so that a restart need not reread
+      the data.
   """
 
   dtype: Literal["float32", "bfloat16"] | None = "float32"
@@ -56,14 +56,15 @@ class RestoreCheckpointConfig:
   """What to start from (`t5x.utils.RestoreCheckpointConfig`).
 
   Attributes:
-    path: A checkpoint, a folder of checkpoints, or an empty list or None for none.
-    mode: "specific" (`path` is a checkpoint or what `vmsst.load` opens, such as a run for its best
-      one), "latest" (newest in the folder `path`) or "all" (evaluation only).
-    assignment_map: Pairs of a regular expression for names of the model's arrays and the name of
-      the checkpoint's array, which must exist, or None to skip the array. An array uses the first
-      expression that matches its whole name.
+    path: A checkpoint or a folder of checkpoints. A run without `path` starts from scratch.
+    mode: With "specific", `path` is a checkpoint, or any encoder that `vmsst.load` opens, such as a
+      run (its best checkpoint is read). "latest" selects the newest checkpoint in the folder
+      `path`. "all" selects all checkpoints in the folder, for evaluation only.
+    assignment_map: Pairs of a regular expression and the name of an array in the checkpoint. A
+      model array reads the checkpoint array of the first expression that matches its whole name.
+      If the pair has None instead of a name, the model array is not read.
     fallback_to_scratch: Whether to initialize arrays that the checkpoint lacks or the map skips.
-    dtype: Dtype to restore parameters in; None for the model's.
+    dtype: Dtype of the restored parameters (default: the model's).
   """
 
   path: str | Sequence[str] | None
@@ -82,9 +83,9 @@ class CheckpointConfig:
 
 
 def newest_intact(model_dir: str) -> epath.Path | None:
-  """Returns the checkpoint to resume from: the newest intact one in `model_dir`, or None.
+  """Returns the newest intact checkpoint in `model_dir`, or None if the folder has no checkpoint.
 
-  Renames newer, damaged ones to `damaged_checkpoint_<step>`, with a warning.
+  Logs a warning for each newer, damaged checkpoint and renames it to `damaged_checkpoint_<step>`.
 
   Raises:
     InputError: All checkpoints are damaged.
@@ -93,11 +94,11 @@ def newest_intact(model_dir: str) -> epath.Path | None:
   if jax.process_index() == 0:
     damaged: dict[epath.Path, str] = {}
     for path in reversed(t5x.folders(model_dir)):
-      problem: str | None = "it has no folder state, such as T5X's checkpoints before Orbax"
+      problem: str | None = "it has no folder state; T5X without Orbax wrote such checkpoints"
       if t5x.is_complete(path):
         problem = t5x.damage(path)
       elif storage.is_url(path):
-        continue  # It is being written, or `CheckpointManager` removes it.
+        continue  # An unfinished write is no damage; `CheckpointManager` removes it.
       if problem is None:
         step = t5x.step_of(path)
         break
@@ -113,7 +114,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
       storage.remove(aside)
       storage.rename(path, aside)
       logging.warning("%s is damaged: %s. Renamed to %s.", path, problem, aside.name)
-  if jax.process_count() > 1:
+  if jax.process_count() > 1:  # All processes must resume from the same step.
     step = int(multihost_utils.broadcast_one_to_all(np.int32(step)))
   return None if step < 0 else epath.Path(storage.path(model_dir)) / f"checkpoint_{step}"
 
@@ -122,14 +123,14 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   """Returns the checkpoints that `cfg` refers to, sorted by step.
 
   Raises:
-    InputError: There are none, or one is damaged.
+    InputError: No checkpoint exists, or one is damaged.
   """
   paths = [cfg.path] if isinstance(cfg.path, str | os.PathLike) else list(cfg.path or ())
   checkpoints: list[epath.Path] = []
-  for given in paths:
-    path = epath.Path(storage.path(given))
-    if cfg.mode == "specific" and loading.lacks_checkpoint(given):
-      checkpoints.append(epath.Path(given))
+  for location in paths:
+    path = epath.Path(storage.path(location))
+    if cfg.mode == "specific" and loading.lacks_checkpoint(location):
+      checkpoints.append(epath.Path(location))  # an encoder without a T5X checkpoint
     elif cfg.mode == "specific":
       checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
     else:
@@ -142,7 +143,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   for path in checkpoints if jax.process_index() == 0 else ():
     problem = t5x.damage(path) if (path / "state").is_dir() else None
     if problem:
-      raise InputError(f"{path} is damaged: {problem}; use another checkpoint")
+      raise InputError(f"{path} is damaged: {problem}; choose another checkpoint")
   return checkpoints
 
 
@@ -150,12 +151,13 @@ def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
   """Returns the single checkpoint that `cfg` refers to.
 
   Raises:
-    InputError: There is none, or there are several.
+    InputError: `cfg` refers to several checkpoints or to none, or the checkpoint is damaged.
   """
   paths = find_checkpoints(cfg)
   if len(paths) != 1:
     raise InputError(
-      f"RestoreCheckpointConfig has {len(paths)} checkpoints; set mode 'specific' or 'latest'"
+      f"{cfg.path} has {len(paths)} checkpoints; set RestoreCheckpointConfig.mode to 'specific' or "
+      "'latest'"
     )
   return paths[0]
 
@@ -168,8 +170,8 @@ def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
   return traverse_util.flatten_dict(tree, sep="/")
 
 
-def stored_arrays(path: epath.Path) -> Mapping[str, Any]:
-  """Returns metadata of the arrays of a checkpoint by name, or the arrays of an encoder.
+def saved_arrays(path: epath.Path) -> Mapping[str, Any]:
+  """Returns the arrays of an encoder by name, or the arrays' metadata for a checkpoint.
 
   Args:
     path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
@@ -182,20 +184,23 @@ def stored_arrays(path: epath.Path) -> Mapping[str, Any]:
 
 def find_arrays(
   path: epath.Path,
-  stored: Mapping[str, Any],
+  saved: Mapping[str, Any],
   shapes: Mapping[str, Any],
   assignment_map: AssignmentMap | None = None,
   *,
   may_lack: bool = False,
 ) -> dict[str, tensors.Source]:
-  """Returns what to read of a checkpoint for each array of the model, without reading it.
+  """Finds the checkpoint array to read for each array of the model, without reading any.
 
   Args:
     path: The checkpoint, for messages.
-    stored: Its `stored_arrays`.
+    saved: The checkpoint's arrays (`saved_arrays`).
     shapes: The model's state dict, of ShapeDtypeStructs.
     assignment_map: See `RestoreCheckpointConfig`.
     may_lack: Whether the checkpoint may lack arrays.
+
+  Returns:
+    The source of each array by its name in the model.
 
   Raises:
     InputError: An array is missing or has another shape; the message names it.
@@ -204,36 +209,38 @@ def find_arrays(
   sources: dict[str, tensors.Source] = {}
   missing: list[str] = []
   for name, array in model.items():
-    stored_name, is_needed = name, not may_lack
+    saved_name, is_needed = name, not may_lack
     for pattern, replacement in assignment_map or ():
       if match := re.fullmatch(pattern, name):
         unused.discard(pattern)
-        stored_name = "" if replacement is None else match.expand(replacement)
-        is_needed |= bool(stored_name)  # An array that a rule names must exist.
+        saved_name = "" if replacement is None else match.expand(replacement)
+        is_needed |= bool(saved_name)  # An array that a rule names must exist.
         break
     source = None
-    if stored_name.startswith("target/"):
-      source = tensors.find(stored_name, array.shape, stored)
-    elif stored_name in stored:  # Adafactor factors other axes of stacked layers than of layers.
-      source = tensors.Source((stored_name,))
+    if saved_name.startswith("target/"):
+      source = tensors.find(saved_name, array.shape, saved)
+    elif saved_name in saved:
+      # Optimizer state cannot be stacked or split by layer: Adafactor factors a stack of layers
+      # along other axes than a single layer.
+      source = tensors.Source((saved_name,))
     if source is not None:
       sources[name] = source
-      if (saved := source.shape(stored)) != tuple(array.shape):
+      if (shape := source.shape(saved)) != tuple(array.shape):
         raise InputError(
-          f"{name} has shape {tuple(array.shape)} in the model and {saved} in {path} "
+          f"{name} has shape {tuple(array.shape)} in the model and {shape} in {path} "
           f"({source.names[0]}); use a checkpoint of the same model and size"
         )
     elif is_needed:
-      missing.append(stored_name or name)
+      missing.append(saved_name or name)
   if unused:
     raise InputError(
       f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has {some(model)}"
     )
   if missing:
     raise InputError(
-      f"{path} lacks {some(missing)}; it has {some(stored)}. Use a "
-      "checkpoint of the same model, or initialize them by RestoreCheckpointConfig.assignment_map "
-      "and fallback_to_scratch=True. If only the optimizer state is missing, keep scan_layers"
+      f"{path} lacks {some(missing)}; it has {some(saved)}. Use a checkpoint of the same model, or "
+      "set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True to initialize the "
+      "missing arrays. If only optimizer state is missing, keep scan_layers as in the checkpoint"
     )
   return sources
 
@@ -253,51 +260,52 @@ def restore(
     path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
     shapes: The model's state dict, of ShapeDtypeStructs.
     shardings: The same tree, of NamedShardings.
-    dtype: Dtype of the parameters (`target/...`); None for the model's.
+    dtype: Dtype of the parameters, `target/...` (default: the model's).
     assignment_map: See `RestoreCheckpointConfig`.
-    fallback: Initializes arrays that are not read, by name.
+    fallback: Returns initial values for arrays, by name. Without it, the checkpoint must contain
+      every array of the model.
 
   Raises:
     InputError: An array is missing or has another shape; the message names it.
   """
   model = _flatten(shapes)
-  placement = _flatten(shardings)
-  stored = stored_arrays(path)
-  sources = find_arrays(path, stored, shapes, assignment_map, may_lack=fallback is not None)
+  model_shardings = _flatten(shardings)
+  saved = saved_arrays(path)
+  sources = find_arrays(path, saved, shapes, assignment_map, may_lack=fallback is not None)
   missing = [name for name in model if name not in sources]
   args: dict[str, Any] = {}
   for name, source in sources.items():
-    kept = dtype is None or not name.startswith("target/")
-    spec = tuple(placement[name].spec)
-    if source.stacked:  # The parts are layers; an axis of layers is not sharded.
+    casts = dtype is not None and name.startswith("target/")
+    mesh, spec = model_shardings[name].mesh, tuple(model_shardings[name].spec)
+    # The first axis of stacked layers is never sharded.
+    if source.stacked:  # The model stacks layers that the checkpoint saved separately.
       spec = spec[1:]
-    elif source.layer is not None:
+    elif source.layer is not None:  # The model needs one layer of a saved stack.
       spec = (None, *spec)
-    sharding = jax.sharding.NamedSharding(placement[name].mesh, jax.sharding.PartitionSpec(*spec))
-    for part in source.names:
-      args[part] = ocp.ArrayRestoreArgs(
-        sharding=sharding,
-        global_shape=tuple(stored[part].shape),
-        dtype=model[name].dtype if kept else jax.numpy.dtype(dtype),
+    for saved_name in source.names:
+      args[saved_name] = ocp.ArrayRestoreArgs(
+        sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)),
+        global_shape=tuple(saved[saved_name].shape),
+        dtype=jax.numpy.dtype(dtype) if casts else model[name].dtype,
       )
   if (path / "state").is_dir():
     arrays = t5x.restore(path, args)
   else:
     arrays = {}
-    for part, arg in args.items():  # Every process has the whole arrays.
-      whole = np.asarray(stored[part], arg.dtype)
-      arrays[part] = jax.make_array_from_callback(whole.shape, arg.sharding, whole.__getitem__)
+    for saved_name, arg in args.items():  # Every process has the complete arrays.
+      x = np.asarray(saved[saved_name], arg.dtype)
+      arrays[saved_name] = jax.make_array_from_callback(x.shape, arg.sharding, x.__getitem__)
   state: dict[str, Any] = {}
-  taken: set[str] = set()
+  used_names: set[str] = set()
   for name, source in sources.items():
     array = source.make(arrays)
     if source.stacked or source.layer is not None:
-      array = jax.device_put(array, placement[name])
+      array = jax.device_put(array, model_shardings[name])
     # Training donates the state, so names that share a source need separate arrays.
-    state[name] = jax.numpy.copy(array) if source.names[0] in taken else array
-    taken.update(source.names)
+    state[name] = jax.numpy.copy(array) if source.names[0] in used_names else array
+    used_names.update(source.names)
   if missing and fallback is not None:
-    logging.info("Initialized, not read from %s: %s.", path, ", ".join(missing))
+    logging.info("Initialized because they are not read from %s: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
 
@@ -307,7 +315,7 @@ def restore(
 
 
 class _DataStateHandler(ocp.CheckpointHandler):
-  """Writes the `dataset` folder of a checkpoint, then the checksums of all its files."""
+  """Writes the `dataset` folder of a checkpoint, then checksums of the checkpoint's files."""
 
   def save(self, directory: epath.Path, args: "DataStateSave") -> None:
     args.state.copy_to(
@@ -335,7 +343,7 @@ class DataStateSave(ocp.args.CheckpointArgs):
 
 @dataclasses.dataclass
 class _NewestAndBest(checkpoint_managers.PreservationPolicy):
-  """Keeps the newest checkpoints of a run and the best ones, which `best.json` names."""
+  """Preserves the newest checkpoints of a run, and the checkpoints in `best.json`."""
 
   model_dir: str
   newest: int
@@ -347,7 +355,7 @@ class _NewestAndBest(checkpoint_managers.PreservationPolicy):
 
 
 def best_names(model_dir: str) -> list[str]:
-  """Returns the names of the best checkpoints of a run, best first; none without evaluation."""
+  """Returns the names in `best.json`, best first; empty if the run has no such file."""
   best = t5x.read_best(model_dir) or {}
   return [entry["checkpoint"] for entry in best.get("ranking", [best] if best else [])]
 
@@ -355,11 +363,11 @@ def best_names(model_dir: str) -> list[str]:
 def write_average(
   model_dir: str, count: int, shapes: Mapping[str, Any], shardings: Mapping[str, Any]
 ) -> None:
-  """Writes the average of the parameters of a run's best checkpoints, or else of its newest ones.
+  """Writes the average parameters of a run's best checkpoints, or of the newest if none is best.
 
   Args:
-    model_dir: Folder of the run, whose checkpoints are complete.
-    count: Number of checkpoints; fewer if the run has fewer.
+    model_dir: Folder of the run. Its checkpoints must be complete.
+    count: Maximum number of checkpoints to average.
     shapes: As for `restore`.
     shardings: As for `restore`.
   """
@@ -390,7 +398,7 @@ class CheckpointManager:
 
   Args:
     model_dir: Absolute folder.
-    cfg: What to write and keep.
+    cfg: When and what to save, and how many checkpoints to keep.
   """
 
   def __init__(self, model_dir: str, cfg: SaveCheckpointConfig):
@@ -418,12 +426,12 @@ class CheckpointManager:
     )
 
   def save(self, train_state: Any, data_state: input_pipeline.DataState) -> None:
-    """Starts writing `train_state`, unless a checkpoint of that step exists.
+    """Starts writing `train_state`, unless its step has a checkpoint already.
 
     Returns after copying the arrays off the devices.
 
     Raises:
-      InputError: This checkpoint, or the previous one, could not be written.
+      InputError: This checkpoint or the previous one could not be written.
     """
     step = int(train_state.step)
     if step in self._manager.all_steps():
@@ -443,12 +451,12 @@ class CheckpointManager:
       self._manager.wait_until_finished()
 
   def check(self) -> None:
-    """Raises InputError if a checkpoint could not be written in the background."""
+    """Raises InputError if writing a checkpoint in the background has failed."""
     with self._orbax_errors():
       self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Finishes writing; the next run removes a checkpoint that could not be written."""
+    """Waits until all checkpoints are complete, unless an earlier one failed."""
     if not self._failed:
       with self._orbax_errors():
         self._manager.wait_until_finished()
@@ -462,6 +470,6 @@ class CheckpointManager:
       self._failed = True
       reason = str(error).splitlines()[0]
       raise InputError(
-        f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix this and rerun the "
-        "same command to resume from the newest one"
+        f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix the problem and "
+        "rerun the same command to resume from the newest checkpoint"
       ) from error

@@ -1,6 +1,6 @@
-"""Multi-process runs: JAX finds and connects the processes; here they end together.
+"""Multi-process runs: connects the processes through JAX, and makes them end together.
 
-Imports JAX only when a multi-process run starts.
+This module imports JAX only when a multi-process run starts.
 """
 
 import atexit
@@ -16,12 +16,12 @@ from typing import Any
 
 from vmsst.errors import InputError
 
-# JAX considers a process without a heartbeat for this long dead and ends all others.
+# If a process sends no heartbeat for this long, JAX ends all processes.
 HEARTBEAT_SECONDS = 30
 INITIALIZATION_SECONDS = 300  # JAX's default
-# The longest that processes wait for one, such as while it computes metrics.
+# One process may take hours, for example to compute metrics, while the others wait at a barrier.
 _BARRIER_SECONDS = 24 * 3600
-# In errors of collectives when another process is gone (gloo, NCCL, the coordinator).
+# Messages of gloo, NCCL and JAX's coordinator if a collective fails because a process has died.
 _CONNECTION_LOST = re.compile(
   r"gloo|nccl|socket closed|connection (reset|closed|refused)|heartbeat|coordination service",
   re.IGNORECASE,
@@ -37,37 +37,39 @@ def join(
   multi_process: bool = False,
   initialization_timeout: int = INITIALIZATION_SECONDS,
 ) -> Iterator[None]:
-  """Joins the processes of the run, if there are several; they end together.
+  """Connects the processes of a multi-process run inside the context.
 
-  A process that fails inside ends without waiting for the others. Their next collective fails, or
-  JAX ends them after `HEARTBEAT_SECONDS`.
+  A process that fails inside the context exits without waiting for the other processes. Their next
+  collective fails, or JAX ends them after `HEARTBEAT_SECONDS`.
 
   Args:
-    coordinator_address: HOST:PORT of process 0; None: JAX finds it.
-    count: Number of processes; None: JAX finds it; 1 always means a single process.
-    index: Index of this process, from 0; None: JAX finds it.
-    multi_process: Whether the run is multi-process, also if nothing shows it.
+    coordinator_address: HOST:PORT of process 0. If omitted, JAX detects it.
+    count: Number of processes. If omitted, JAX detects it. With 1, the function does nothing.
+    index: Index of this process, from 0. If omitted, JAX detects it.
+    multi_process: Whether to connect even without the arguments above and outside of SLURM, Open
+      MPI and TPU pods.
     initialization_timeout: Seconds to wait for the other processes.
 
   Raises:
     InputError: The processes could not connect, or a collective failed because another process
       died.
   """
-  shown = multi_process or any(x is not None for x in (coordinator_address, count, index))
-  # On Kubernetes, JAX would ask the cluster's server in every pod; the user sets the address there.
+  requested = multi_process or any(x is not None for x in (coordinator_address, count, index))
+  # Kubernetes is missing on purpose: JAX would query the cluster's API server from every pod. Users
+  # set the address there.
   on_cluster = (
     ("SLURM_STEP_NODELIST" in os.environ and os.environ.get("SLURM_NTASKS") != "1")
     or "OMPI_MCA_orte_hnp_uri" in os.environ  # Open MPI
-    # A TPU pod; importing JAX sets both.
+    # A TPU pod. Importing JAX sets these variables.
     or ("TPU_ML_PLATFORM" in os.environ and "TPU_SKIP_MDS_QUERY" not in os.environ)
   )
-  if count == 1 or not (shown or on_cluster):
+  if count == 1 or not (requested or on_cluster):
     yield
     return
   import jax
 
-  if shown:  # JAX ends a process that cannot connect, so the message comes before
-    address = coordinator_address or "the address that JAX finds"
+  if requested:  # printed first because JAX aborts a process that cannot connect
+    address = coordinator_address or "the address that JAX detects"
     print(f"t5x: connecting to the other processes at {address}", file=sys.stderr, flush=True)
   try:
     jax.distributed.initialize(
@@ -78,19 +80,19 @@ def join(
       heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
     )
   except (ValueError, RuntimeError) as error:
-    if shown or "should be defined" not in str(error):
+    if requested or "should be defined" not in str(error):
       raise InputError(
         f"multi-process run: {str(error).splitlines()[0][:300]}; set --coordinator_address, "
         "--process_count and --process_index, and check that all processes reach process 0"
       ) from error
-    yield  # on a single TPU, which is not of a pod
+    yield  # a single TPU host outside of a pod
     return
   state = _jax_state()
   try:
     yield
-    barrier()  # JAX's own shutdown gives up after five minutes
+    barrier()  # The shutdown of JAX waits for the other processes for five minutes only.
   except BaseException as error:
-    _end_without_the_others()
+    _exit_without_waiting()
     if isinstance(error, InputError) or not _CONNECTION_LOST.search(str(error)):
       raise
     raise InputError(
@@ -98,8 +100,8 @@ def join(
       f"failed ({str(error).splitlines()[0][:300]}). Rerun the same command to resume from the "
       "last checkpoint"
     ) from None
-  # JAX's own shutdown stops the service as soon as process 0 has left, which aborts a process that
-  # is still leaving.
+  # The shutdown of JAX stops the service as soon as process 0 has disconnected. Processes that are
+  # still disconnecting would abort. The service therefore runs for two more seconds.
   state.client.shutdown()
   state.client = None
   if state.service is not None:
@@ -108,22 +110,22 @@ def join(
     state.service = None
 
 
-def _end_without_the_others() -> None:
-  """Makes this process exit with 1 after its error output; a normal exit waits for the others."""
+def _exit_without_waiting() -> None:
+  """Makes this process exit with status 1 after its error output, before the shutdown of JAX."""
 
   def end() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
 
-  atexit.register(end)  # before JAX's, which was registered earlier
-  timer = threading.Timer(10.0, end)  # threads that wait for the others delay the exit
+  atexit.register(end)  # runs before JAX's exit handler because it is registered later
+  timer = threading.Timer(10.0, end)  # Threads that wait for other processes would block the exit.
   timer.daemon = True
   timer.start()
 
 
 def _jax_state() -> Any:
-  """Returns JAX's coordination service: there is no public barrier that waits for hours."""
+  """Returns JAX's coordination service, since JAX has no public barrier that waits for hours."""
   from jax._src import distributed
 
   return distributed.global_state
@@ -133,9 +135,9 @@ _barriers = itertools.count()
 
 
 def barrier() -> None:
-  """Waits until all processes call it, however long the devices or one process take.
+  """Waits until all processes have called this function, for up to 24 hours.
 
-  All processes must call it equally often. Does nothing in a single-process run.
+  All processes must call it equally often. A single-process run does not wait.
   """
   client = _jax_state().client
   if client is not None:

@@ -1,6 +1,6 @@
-"""`t5x train --dry_run`: sizes and FLOPs of a run, without data and without creating parameters.
+"""`t5x train --dry_run`: sizes and FLOPs of a run, without reading data or creating parameters.
 
-With `--topology=h100:8`, the devices need not be there.
+`--topology=h100:8` does the same for devices that this machine lacks.
 """
 
 import functools
@@ -25,11 +25,11 @@ from vmsst.train import checkpoints, gin_utils, input_pipeline, partitioning, tr
 from vmsst.train import train as train_lib
 from vmsst.train import trainer as trainer_lib
 
-_LARGE_BYTES = 1 << 20
+_LARGE_BYTES = 1 << 20  # The report lists arrays of at least this size.
 
 
 def forget_data() -> None:
-  """Rebinds data and folders in the parsed gin configuration, so that none need exist."""
+  """Removes data and folders from the parsed gin configuration, so that they need not exist."""
   with gin.unlock_config():
     for name in ("infer_eval_dataset_cfg", "train_eval_dataset_cfg", "evaluator", "actions"):
       gin.bind_parameter(f"__main__.train.{name}", None)
@@ -40,21 +40,21 @@ def forget_data() -> None:
     gin.bind_parameter("train/t5x.utils.DatasetConfig.mixture_or_task_name", None)
     for name in gin_utils.unset_macros():
       gin.bind_parameter(f"{name}/gin.macro.value", None)
-    # A loss may look up a token id; the sizes do not depend on it.
+    # A loss may look up a token id. Any vocabulary will do, since sizes do not depend on the id.
     gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
-    # Steps may be counted in the data.
+    # A run file may compute the number of steps from the data.
     gin.bind_parameter("TRAIN_STEPS/gin.macro.value", 1000)
     gin.bind_parameter("__main__.train.eval_period", 0)
 
 
 def train_function(with_memory: bool) -> Callable[..., None]:
-  """Returns a replacement of the training function: prints a report, and its numbers as JSON.
+  """Returns a substitute for the training function that prints a report and its numbers as JSON.
 
   Args:
     with_memory: See `report`.
   """
 
-  @functools.wraps(train_lib.train)  # Gin checks names and types of its parameters.
+  @functools.wraps(train_lib.train)  # Gin checks bindings against the wrapped signature.
   def train(*, model, train_dataset_cfg, partitioner, trainer_cls, checkpoint_cfg, **_):
     arguments = (model, train_dataset_cfg, partitioner, trainer_cls, checkpoint_cfg.restore)
     print(json.dumps(report(*arguments, with_memory=with_memory)))
@@ -71,24 +71,25 @@ def report(
   *,
   with_memory: bool = False,
 ) -> dict[str, Any]:
-  """Prints sizes, shardings and FLOPs of a training step of abstract arrays.
+  """Prints sizes, shardings and FLOPs of a training step, computed with abstract arrays.
 
   Args:
     model: The model.
-    cfg: The training data; only its lengths are read.
+    cfg: The training data. Only batch size and feature lengths matter.
     partitioner: The mesh.
     trainer_cls: Creates the trainer.
-    initial: What the run starts from.
-    with_memory: Also compile the step, and report the memory that XLA allocates on each device.
-      Compiling takes minutes for deep models.
+    initial: Checkpoint that the run starts from. Its arrays are compared with the model.
+    with_memory: Whether to compile the step and report the memory that XLA allocates on each
+      device. Compiling takes minutes for deep models.
 
   Returns:
-    `parameters`, `flops_per_step` (of matmuls, forward and backward), `bytes_per_device`
-    (parameters, optimizer state, gradients and batch, without activations) and, with memory,
-    `peak_bytes_per_device`, the total memory of a step.
+    `parameters`, `flops_per_step` (matmuls, forward and backward) and `bytes_per_device`
+    (parameters, optimizer state, gradients and batch, without activations). With `with_memory`
+    also `peak_bytes_per_device`, the total memory of a step.
 
   Raises:
-    InputError: The run would refuse the batch size or the checkpoint, or the devices are too small.
+    InputError: The mesh does not divide the batch, the checkpoint does not match the model, or the
+      memory of the devices is too small.
   """
   mesh = partitioner.mesh
   hardware = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
@@ -97,7 +98,7 @@ def report(
   converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
   lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
   floats = {*tables.TEACHER_SIDES, "scores"}
-  batch = {  # of several texts per row, the length is (texts, tokens)
+  batch = {  # The length of a feature with several texts per row is (texts, tokens).
     name: jax.ShapeDtypeStruct(
       (batch_size, *(length if isinstance(length, tuple) else (length,))),
       jnp.float32 if name in floats else jnp.int32,
@@ -127,7 +128,7 @@ def report(
     path = checkpoints.find_checkpoint(initial)
     checkpoints.find_arrays(
       path,
-      checkpoints.stored_arrays(path),
+      checkpoints.saved_arrays(path),
       state.state_dict(),
       initial.assignment_map,
       may_lack=initial.fallback_to_scratch,
@@ -139,14 +140,15 @@ def report(
   arrays = traverse_util.flatten_dict(state.state_dict(), sep="/")
   shardings = traverse_util.flatten_dict(partitioner.shardings(axes).state_dict(), sep="/")
   array_bytes = {name: local_bytes(array, shardings[name]) for name, array in arrays.items()}
-  of_model = [name for name in arrays if name.startswith("target/")]
-  parameters = sum(math.prod(arrays[name].shape) for name in of_model)
-  parameter_bytes = sum(array_bytes[name] for name in of_model)
+  model_arrays = [name for name in arrays if name.startswith("target/")]
+  parameters = sum(math.prod(arrays[name].shape) for name in model_arrays)
+  parameter_bytes = sum(array_bytes[name] for name in model_arrays)
   state_bytes = sum(array_bytes.values()) - parameter_bytes
   batch_bytes = sum(local_bytes(x, partitioner.data_sharding) for x in batch.values())
   with partitioner.context():
     flops = matmul_flops(jax.make_jaxpr(step.function)(state, batch).jaxpr)
-  large: dict[str, list[str]] = {}  # layers are listed together
+  # Layers with the same shape and sharding share a line.
+  large: dict[str, list[str]] = {}
   for name, array in sorted(arrays.items()):
     if math.prod(array.shape) * array.dtype.itemsize >= _LARGE_BYTES:
       line = f"{re.sub('_[0-9]+', '_*', name)}  {list(array.shape)}  {shardings[name].spec}"
@@ -169,16 +171,16 @@ def report(
   }
   if with_memory:
     memory = _compile(step.lower(state, batch), hardware).memory_analysis()
-    parts = {
+    sizes_by_use = {
       "arguments": memory.argument_size_in_bytes,
       "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
       "temporary": memory.temp_size_in_bytes,
     }
-    # The peak that the CPU's backend reports lacks the temporary arrays.
+    # The peak that the CPU backend reports excludes temporary arrays.
     is_cpu = mesh.devices.flat[0].platform == "cpu"
-    peak = sum(parts.values()) if is_cpu else memory.peak_memory_in_bytes
-    shown = ", ".join(f"{name} {_mib(size)}" for name, size in parts.items())
-    print(f"compiled for {hardware}, per device: {shown}; peak {_mib(peak)}")
+    peak = sum(sizes_by_use.values()) if is_cpu else memory.peak_memory_in_bytes
+    summary = ", ".join(f"{use} {_mib(size)}" for use, size in sizes_by_use.items())
+    print(f"compiled for {hardware}, per device: {summary}; peak {_mib(peak)}")
     numbers["peak_bytes_per_device"] = peak
   return numbers
 
@@ -188,38 +190,38 @@ def _mib(size: int) -> str:
 
 
 def _compile(lowered: Any, hardware: str) -> Any:
-  """Returns a compiled step; raises InputError if the memory of the devices is too small."""
+  """Compiles a step. Raises InputError if the memory of the devices is too small."""
   try:
     try:
       return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
       if "output tile sizes" not in str(error):
         raise
-      # Without the GPU, XLA's Triton matmuls need multiples of 16 rows.
+      # Without a GPU, XLA compiles Triton matmuls for multiples of 16 rows only.
       return lowered.compile({"xla_gpu_enable_triton_gemm": False})
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise InputError(
-      f"a step does not fit {hardware}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, "
-      "recompute more (T5Config.remat), use more devices or shard over them (meshes/*.gin)"
+      f"a step does not fit {hardware}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, set "
+      "T5Config.remat to recompute activations, use more devices, or shard the model over the "
+      "devices (meshes/*.gin)"
     ) from None
 
 
 def matmul_flops(jaxpr: Any) -> float:
-  """Returns the FLOPs of all matmuls in a jaxpr, with loops unrolled.
+  """Returns the FLOPs of all matmuls in a jaxpr.
 
-  A matmul of [M, K] and [K, N] has 2 M N K. A `while` loop of unknown length counts once; a `cond`
-  counts its most expensive branch.
+  A matmul of [M, K] and [K, N] takes 2 M N K FLOPs. The body of a `scan` counts once per iteration.
+  The body of a `while` loop counts once. A `cond` counts its most expensive branch.
   """
   total = 0.0
   for equation in jaxpr.eqns:
     if equation.primitive.name == "dot_general":
       (contracted, _), _ = equation.params["dimension_numbers"]
-      left = equation.invars[0].aval.shape
-      total += (
-        2.0 * math.prod(equation.outvars[0].aval.shape) * math.prod(left[i] for i in contracted)
-      )
+      lhs_shape = equation.invars[0].aval.shape
+      terms = math.prod(lhs_shape[axis] for axis in contracted)
+      total += 2.0 * math.prod(equation.outvars[0].aval.shape) * terms
       continue
     parameters = jax.tree.leaves(list(equation.params.values()))
     closed = [x.jaxpr for x in parameters if isinstance(x, core.ClosedJaxpr)]
@@ -234,10 +236,10 @@ def matmul_flops(jaxpr: Any) -> float:
 
 
 # --------------------------------------------------------------------------------------------
-# Devices that need not be there
+# Compile-only devices
 
-# By name: compute capability, cores, floating-point units of a core, GHz, bytes of shared memory of
-# a core, of L2 cache and of memory, and bytes per second; as in XLA's descriptions of these GPUs.
+# Compute capability, cores, floating-point units per core, GHz, bytes of shared memory per core,
+# bytes of L2 cache, bytes of memory, and bytes/s. The figures come from XLA's GPU descriptions.
 _GPUS = {
   "a100": (8, 108, 64, 1.41, 167_936, 41_943_040, 85_100_068_864, 2_039_040_000_000),
   "h100": (9, 132, 128, 1.98, 233_472, 52_428_800, 84_942_979_072, 3_352_320_000_000),
@@ -262,24 +264,24 @@ device_description_str: "NVIDIA {9}"
 
 
 def devices(name: str) -> list[Any]:
-  """Returns devices for a mesh whose functions are compiled, but cannot be called.
+  """Returns compile-only devices: JAX can compile functions for them, but not run them.
 
   Args:
-    name: GPUs of one machine, such as `h100:8` (or a100, h200, b200), or a topology of TPUs as JAX
-      names them, such as `v5e:2x4`.
+    name: GPUs of one machine, such as `h100:8` (or a100, h200, b200), or JAX's name of a TPU
+      topology, such as `v5e:2x4`.
 
   Raises:
     InputError: the name is unknown, or JAX's package for these devices is not installed.
   """
   kind, _, count = name.partition(":")
-  jax.config.update("jax_platforms", "cpu")  # arrays are on this machine
+  jax.config.update("jax_platforms", "cpu")  # Real arrays, such as RNG keys, stay on the CPU.
   try:
     if kind not in _GPUS:
       return list(topologies.get_topology_desc(name, platform="tpu").devices)
     sizes = _GPUS[kind]
     description = _DESCRIPTION.format(*sizes, sizes[4] - 1024, kind.upper())
-    # JAX looks for the platform "gpu" among the backends of this machine, which has none. There is
-    # no public way to name another one.
+    # JAX would look for the platform "gpu" among the backends of this machine and fail. It has no
+    # public option to skip the lookup.
     canonical = xla_bridge.canonicalize_platform
     xla_bridge.canonicalize_platform = lambda platform: (
       "cuda" if platform in ("gpu", "cuda") else canonical(platform)
@@ -288,8 +290,8 @@ def devices(name: str) -> list[Any]:
       platform="cuda", target_config=description, topology=f"1x1x{int(count)}"
     )
     return list(topology.devices)
-  except Exception as error:  # The classes of libtpu's errors differ between versions.
+  except Exception as error:  # The exception classes of libtpu differ between versions.
     raise InputError(
-      f"--topology={name}: {str(error).splitlines()[0]}; give {', '.join(_GPUS)} and a number, as "
-      "in h100:8 (pip install 'vmsst[cuda12]'), or TPUs, as in v5e:2x4 (pip install libtpu)"
+      f"--topology={name}: {str(error).splitlines()[0]}; use GPUs ({', '.join(_GPUS)}), as in "
+      "h100:8 (pip install 'vmsst[cuda12]'), or TPUs, as in v5e:2x4 (pip install libtpu)"
     ) from None

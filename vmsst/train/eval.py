@@ -30,12 +30,16 @@ class InferenceEvaluator:
   Args:
     infer_eval_dataset_cfg: The tasks.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    model: Has `predict_batch`, `predict_batch_with_aux` and `score_batch`.
+    model: A model with the methods `predict_batch`, `predict_batch_with_aux` and `score_batch`, as
+      far as the tasks need them.
     partitioner: The mesh.
-    log_dir: Folder; SeqIO's loggers write to `log_dir`/inference_eval. None writes nothing.
+    log_dir: SeqIO's loggers write to `log_dir`/inference_eval (default: write nothing).
+
+  Attributes:
+    model_feature_shapes: Shapes of the model features of one example, by name.
 
   Raises:
-    InputError: There is nothing to evaluate.
+    InputError: No task has metrics and the requested split.
   """
 
   def __init__(
@@ -46,15 +50,11 @@ class InferenceEvaluator:
     partitioner: partitioning.PjitPartitioner,
     log_dir: str | None = None,
   ):
-    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises if it is unknown
+    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises an error if the name is unknown
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner
-    self._logs = None
-    logging_arguments: dict[str, Any] = {"logger_cls": ()}
-    if log_dir:
-      self._logs = summaries.LogFolder(storage.path(log_dir) / "inference_eval")
-      logging_arguments = {"log_dir": os.fspath(self._logs.local)}
+    logs = summaries.LogFolder(storage.path(log_dir) / "inference_eval") if log_dir else None
     self._evaluator = (inference_evaluator_cls or seqio.Evaluator)(
       mixture_or_task_name=self._cfg.mixture_or_task_name,
       feature_converter=model.FEATURE_CONVERTER_CLS(pack=False),
@@ -63,29 +63,26 @@ class InferenceEvaluator:
       seed=self._cfg.seed,
       sequence_length=self._cfg.task_feature_lengths,
       use_memory_cache=self._cfg.use_memory_cache,
-      **logging_arguments,
+      **({"log_dir": os.fspath(logs.local)} if logs else {"logger_cls": ()}),
     )
+    self._logs = logs
     if not self._evaluator.eval_tasks:
       raise InputError(
         f"{self._cfg.mixture_or_task_name!r} has no task with metrics and a split "
         f"{self._cfg.split!r}; choose another mixture or split"
       )
+    self.model_feature_shapes: Mapping[str, tuple[int, ...]] = self._evaluator.model_feature_shapes
     self._infer_fns: dict[str, Any] = {}
 
-  @property
-  def model_feature_shapes(self) -> Mapping[str, tuple[int, ...]]:
-    """Shape of every model feature of one example."""
-    return self._evaluator.model_feature_shapes
-
   def evaluate(self, train_state: Any, train_state_axes: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Runs the model on every task; returns the metrics by task.
+    """Runs the model on every task and returns the metrics by task.
 
-    Each process runs the model on its rows of every batch. The first process computes the metrics.
-    The others wait for it, since later collectives time out, and get none.
+    Each process runs the model on its rows of every batch. The first process computes the metrics;
+    other processes return an empty dict.
     """
 
     def infer(method: str, dataset: Any, rng: Any = None) -> Any:
-      if method not in self._infer_fns:  # The model may lack methods that no task uses.
+      if method not in self._infer_fns:  # created on demand: a model may lack unused methods
         self._infer_fns[method] = inference.get_infer_fn(
           getattr(self._model, method), self._cfg.batch_size, train_state_axes, self._partitioner
         )
@@ -100,9 +97,9 @@ class InferenceEvaluator:
       score_fn=functools.partial(infer, "score_batch"),
     )
     results = metrics.result() or {}
-    if self._logs is not None and jax.process_index() == 0:
+    if self._logs and jax.process_index() == 0:
       self._logs.upload()
-    if jax.process_count() > 1:
+    if jax.process_count() > 1:  # Without a barrier, the next collective may time out.
       distributed.barrier()
     return results
 
@@ -121,19 +118,19 @@ def evaluate(
   inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> dict[int, Any]:
-  """Evaluates one checkpoint, or all of a folder, and prints tables of the metrics of each.
+  """Evaluates one checkpoint, or all checkpoints in a folder, and prints tables of their metrics.
 
   Args:
     model: See docs/model_interface.md.
     dataset_cfg: The tasks.
-    restore_checkpoint_cfg: The checkpoints; only parameters are read.
+    restore_checkpoint_cfg: The checkpoints. Only their parameters are read.
     partitioner: The mesh.
-    output_dir: Absolute folder for SeqIO's loggers, config.gin and model-info.txt.
+    output_dir: Absolute folder for the files of SeqIO's loggers, config.gin and model-info.txt.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
     summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
 
   Returns:
-    The metrics by task, by step.
+    For each step, the metrics by task.
 
   Raises:
     InputError: The configuration, the data or a checkpoint cannot be used.

@@ -1,7 +1,7 @@
 """Parsing gin configurations: `t5x.gin_utils` of the bundled runtime.
 
-The same gin files (`from t5x import utils`) run here, where `t5x` is `vmsst.train`, and, by
-`python -m t5x.main`, upstream.
+Gin files import `t5x`, as in `from t5x import utils`. In the bundled runtime, `t5x` is an alias of
+`vmsst.train`. `python -m t5x.main` runs the same gin files on upstream T5X.
 """
 
 import contextlib
@@ -33,9 +33,9 @@ from vmsst.jobs import outputs
 _RUNTIME = "vmsst.train"
 
 
-# Without gin's reader of files in Python packages, which has no public way to be removed. It logs
-# an error for every folder without the file, and fails if the working directory has a plain folder
-# `data` and a gin file includes `data/files.gin`.
+# Replaces gin's reader of files in Python packages; gin has no public function for this. That
+# reader logs an error for every search path without the file. It also fails if a gin file includes
+# `data/files.gin` and the working directory has a folder `data` that is not a Python package.
 gin.config._FILE_READERS[:] = [
   (open, os.path.isfile),
   (lambda path: io.StringIO(input_files.read_bytes(path).decode()), storage.is_file),
@@ -43,9 +43,9 @@ gin.config._FILE_READERS[:] = [
 
 
 def bindings() -> dict[tuple[str, str], dict[str, Any]]:
-  """Returns the parsed values by scope and selector, then by parameter; macros are `gin.macro`.
+  """Returns the parsed values by (scope, selector) and parameter; macros have selector `gin.macro`.
 
-  Gin shows them only to hooks of `gin.finalize`, which comes after the values of the command line.
+  Gin passes these values to hooks of `gin.finalize` only. `parse_gin_flags` needs them earlier.
   """
   return gin.config._CONFIG
 
@@ -72,12 +72,12 @@ def parse_gin_flags(
   gin_bindings: Sequence[str],
   finalize_config: bool = True,
 ) -> None:
-  """Parses `gin_files` in order, then `gin_bindings`; later ones override earlier ones.
+  """Parses `gin_files` in order, then `gin_bindings`. Later values override earlier values.
 
   Raises:
-    InputError: A file is missing (the message lists the paths searched), a binding names an
-      unknown macro (the message suggests the nearest name), configurable or parameter, or a value
-      cannot be parsed or does not have the type of its parameter.
+    InputError: A file is missing (the message lists the searched paths). A binding names an unknown
+      macro (the message suggests similar names), configurable or parameter. A value cannot be
+      parsed or does not have the type of its parameter.
   """
   install_t5x()
   for path in gin_search_paths:
@@ -85,7 +85,7 @@ def parse_gin_flags(
   for file in gin_files:
     with _gin_errors(file):
       gin.parse_config_file(file)
-  # The macros that the parsed files define or use. Gin would accept a misspelled one.
+  # Gin would accept a misspelled macro on the command line, so only macros of the files may be set.
   macros = {scope for scope, selector in bindings() if selector == "gin.macro"}
   for reference in gin.config.iterate_references(bindings()):
     if reference.selector == "gin.macro":
@@ -93,8 +93,8 @@ def parse_gin_flags(
   for binding in gin_bindings:
     name = binding.split("=", 1)[0].strip()
     if re.fullmatch(r"\w+", name) and name not in macros:
-      nearest = difflib.get_close_matches(name.upper(), macros, n=3, cutoff=0.5)
-      suggestion = f"; did you mean {' or '.join(nearest)}?" if nearest else ""
+      similar = difflib.get_close_matches(name.upper(), macros, n=3, cutoff=0.5)
+      suggestion = f"; did you mean {' or '.join(similar)}?" if similar else ""
       raise InputError(f"--gin.{name}: no gin file has a macro {name}{suggestion}")
     with _gin_errors(f"--gin.{binding}", "; put strings in inner quotes, like --gin.A=\"'text'\""):
       gin.parse_config(binding)
@@ -108,7 +108,7 @@ def parse_gin_flags(
 
 
 def unset_macros() -> list[str]:
-  """Returns macros that the user must set (`%gin.REQUIRED`)."""
+  """Returns the names of macros that still have the value `%gin.REQUIRED`."""
   return [
     scope
     for (scope, selector), bound in bindings().items()
@@ -117,10 +117,10 @@ def unset_macros() -> list[str]:
 
 
 def _literal(bound: Any) -> Any:
-  """Returns a bound value with the values of its macros.
+  """Returns a bound value after replacing its macros by their values.
 
   Raises:
-    LookupError: It has no value, or depends on a function that is called later.
+    LookupError: The value is missing, or the result of a function that gin calls later.
   """
   if isinstance(bound, Mapping):
     return {key: _literal(value) for key, value in bound.items()}
@@ -134,20 +134,20 @@ def _literal(bound: Any) -> Any:
 
 
 def _check_types() -> None:
-  """Checks the values of all bindings against the annotations of their parameters.
+  """Compares the values of all bindings with the type annotations of their parameters.
 
   Raises:
-    InputError: A value has another type, or refers to itself; the message names the parameter.
+    InputError: A value does not have the type of its parameter, or refers to itself.
   """
   for (scope, selector), bound_parameters in bindings().items():
     parameters: Mapping[str, inspect.Parameter] = {}
     if selector != "gin.macro":
       try:
-        # The function or class itself: gin's subclasses have no annotations.
+        # Gin wraps functions and classes, and its wrappers have no annotations.
         function = gin.config._REGISTRY[selector].wrapped
         parameters = inspect.signature(function, eval_str=True).parameters
       except (LookupError, ValueError, TypeError, NameError, AttributeError, SyntaxError):
-        continue  # no signature, or an annotation that exists for type checkers alone
+        continue  # no signature, or an annotation that only type checkers can resolve
     for name, bound in bound_parameters.items():
       parameter = parameters.get(name)
       label = f"{'.'.join(selector.split('.')[-2:]).removeprefix('__main__.')}.{name}"
@@ -164,33 +164,33 @@ def _check_types() -> None:
             raise msgspec.ValidationError("Expected a finite number")
           msgspec.convert(value, parameter.annotation)
       except RecursionError:
-        raise InputError(f"{label}: the value refers to itself; set it to another one") from None
+        raise InputError(f"{label}: the value refers to itself; set it to another value") from None
       except msgspec.ValidationError as error:
         raise InputError(f"{label} is {value!r}: {error}") from None
       except (LookupError, TypeError):
-        continue  # the value is not known yet, or msgspec does not check this type
+        continue  # The value is computed later, or msgspec does not support the type.
 
 
 @contextlib.contextmanager
 def _gin_errors(source: str, hint: str = "") -> Iterator[None]:
-  """Turns an error of gin, or of a module that it imports, into one line.
+  """Raises InputError with a one-line message if gin, or a module that it imports, fails.
 
   Args:
     source: A gin file or a binding.
-    hint: What to do if its syntax is wrong.
+    hint: Advice to append to the message of a syntax error.
   """
   try:
     yield
   except Exception as error:
-    first, *others = str(error).splitlines() or [type(error).__name__]
+    problem, *details = str(error).splitlines() or [type(error).__name__]
     if isinstance(error, SyntaxError):
-      first = f"line {error.lineno}: cannot parse {(error.text or '').strip()!r}{hint}"
-    places = [f" ({line.strip()})" for line in others if line.strip().startswith("In file")]
-    raise InputError(f"{source}: {first}{''.join(places)}") from error
+      problem = f"line {error.lineno}: cannot parse {(error.text or '').strip()!r}{hint}"
+    locations = [f" ({line.strip()})" for line in details if line.strip().startswith("In file")]
+    raise InputError(f"{source}: {problem}{''.join(locations)}") from error
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-  """Finds `t5x` and `t5x.*` before sys.path is searched."""
+  """Imports modules of `vmsst.train` under the name `t5x`, even if upstream T5X is installed."""
 
   def find_spec(self, fullname, path=None, target=None):
     if fullname.partition(".")[0] != "t5x":
@@ -208,10 +208,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     return module
 
   def exec_module(self, module: ModuleType) -> None:
-    module.__spec__ = self._spec  # the import system set the alias's
+    module.__spec__ = self._spec  # The import system has replaced it by the spec of the alias.
 
 
 @functools.cache
 def install_t5x() -> None:
-  """Makes `t5x` the bundled runtime in this process, as `parse_gin_flags` does."""
+  """Makes `import t5x` import the bundled runtime. `parse_gin_flags` calls this function."""
   sys.meta_path.insert(0, _Finder())

@@ -54,23 +54,23 @@ def infer(
   output_vocab_feature_name: str = "targets",
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> None:
-  """Runs a model over every example of a task, or of a mixture's tasks.
+  """Runs a model on every example of a task, or of all tasks of a mixture.
 
   Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`: one line per example, with
-  its text inputs and the prediction or score. Saves results every `checkpoint_period` batches; an
-  interrupted run with the same configuration, checkpoint and examples resumes after the last saved
-  ones.
+  its inputs and the prediction or score. Saves results every `checkpoint_period` batches. If an
+  interrupted run is repeated with the same configuration, checkpoint and examples, it resumes after
+  the last saved batch.
 
   Args:
     mode: "predict", "predict_with_aux" or "score".
     model: See docs/model_interface.md.
     dataset_cfg: The examples.
-    restore_checkpoint_cfg: The checkpoint; only parameters are read.
+    restore_checkpoint_cfg: The checkpoint. Only its parameters are read.
     partitioner: The mesh.
     output_dir: Absolute folder for the results.
     checkpoint_period: Batches between saves.
-    shard_id: The shard of the data that this job processes.
-    num_shards: Number of jobs that share the data.
+    shard_id: Shard of the data to process, from 0.
+    num_shards: Number of shards of the data.
     output_vocab_feature_name: Feature whose vocabulary decodes predicted ids.
     summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
 
@@ -107,8 +107,12 @@ def infer(
   sums = storage.path(checkpoint) / t5x.CHECKSUMS
   digest = manifest.digest(sums.read_text()) if sums.is_file() else None
   inputs = {"checkpoint": {"name": os.fspath(checkpoint), "digest": digest}}
-  # The configuration has the options of decoding.
-  options = {"split": dataset_cfg.split, "lengths": str(lengths), "config": _config()}
+  # The gin configuration contains the decoding options. Gin picks one of several aliases of
+  # `__main__`, and may pick another in the next run.
+  config = gin.config_str()
+  for alias in re.findall(r"^import __main__ as (\w+)$", config, re.MULTILINE):
+    config = re.sub(rf"\b{alias}\b", "__main__", config)
+  options = {"split": dataset_cfg.split, "lengths": str(lengths), "config": config}
   infer_fn = inference.get_infer_fn(
     infer_step=getattr(model, MODES[mode]),
     batch_size=dataset_cfg.batch_size,
@@ -123,63 +127,56 @@ def infer(
         storage.path(output_dir) / f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
       )
       if output.is_file():
-        summaries.print_once(f"Skipping {task.name}: {output} exists; delete it to make it again.")
+        summaries.print_once(
+          f"Skipping {task.name}: {output} exists; delete it to repeat the task."
+        )
         continue
       vocabulary = None
       if mode != "score":
         vocabulary = task.output_features[output_vocab_feature_name].vocabulary
       rows = tf.data.Dataset.zip((examples(task), converter(examples(task), lengths)))
       iterator = rows.as_numpy_iterator()
-      parts: list[str] = []
+      part_names: list[str] = []
       is_first = jax.process_index() == 0
-      writing = job.Job(output, inputs=inputs, options=options, is_folder=False)
+      output_job = job.Job(output, inputs=inputs, options=options, is_folder=False)
       with (
-        writing if is_first else contextlib.nullcontext() as work,
+        output_job if is_first else contextlib.nullcontext() as writer,
         progress_bar.Bar(desc=task.name, unit=" examples", disable=not is_first) as bar,
       ):
         while chunk := list(itertools.islice(iterator, size)):
-          parts.append(f"lines-{len(parts):05d}")
+          part_names.append(f"lines-{len(part_names):05d}")
           key = manifest.digest([_json(example) for example, _ in chunk])
-          done = work is not None and work.done(parts[-1], key) is not None
-          if jax.process_count() > 1:
+          done = writer is not None and writer.done(part_names[-1], key) is not None
+          if jax.process_count() > 1:  # All processes must run the model on the same examples.
             done = bool(multihost_utils.broadcast_one_to_all(np.asarray(done)))
           if not done:
             columns = {name: np.stack([row[name] for _, row in chunk]) for name in chunk[0][1]}
             dataset = tf.data.Dataset.from_tensor_slices(columns).enumerate()
-            result = infer_fn(dataset, train_state=state, rng=jax.random.PRNGKey(len(parts) - 1))
-            if work is not None:
-              with work.part(parts[-1], key) as (path, _):
+            rng = jax.random.PRNGKey(len(part_names) - 1)
+            result = infer_fn(dataset, train_state=state, rng=rng)
+            if writer is not None:
+              with writer.part(part_names[-1], key) as (path, _):
                 lines = _lines([example for example, _ in chunk], result, vocabulary)
                 path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
           bar.update(len(chunk))
-        if work is not None:
-          with work.output() as path, path.open("wb") as stream:
-            for name in parts:
-              stream.write(input_files.read_bytes(work.path(name)))
+        if writer is not None:
+          with writer.output() as path, path.open("wb") as stream:
+            for name in part_names:
+              stream.write(input_files.read_bytes(writer.path(name)))
           print(f"Wrote {output}")
-
-
-def _config() -> str:
-  """Returns the gin configuration; of several aliases of __main__, gin shows any."""
-  text = gin.config_str()
-  aliases = re.findall(r"^import __main__ as (\w+)$", text, re.MULTILINE)
-  return re.sub(rf"\b({'|'.join(aliases)})\b", "__main__", text) if aliases else text
 
 
 def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:
   outputs, aux = result if isinstance(result, tuple) else (result, {})
   for position, (row, (_, output)) in enumerate(zip(rows, outputs, strict=True)):
-    line: dict[str, Any] = {"inputs": row}
-    if vocabulary is None:
-      line["score"] = output
-    else:
-      line["prediction"] = vocabulary.decode(np.asarray(output).tolist())
-    line.update({name: values[position] for name, values in aux.items()})
-    yield _json(line)
+    result = {"score": output}
+    if vocabulary is not None:
+      result = {"prediction": vocabulary.decode(np.asarray(output).tolist())}
+    yield _json({"inputs": row, **result, **{name: x[position] for name, x in aux.items()}})
 
 
 def _json(value: Any) -> str:
-  """Returns JSON as upstream T5X writes it, with whole arrays; bytes that are no text in base64."""
+  """Returns JSON as upstream T5X writes it: arrays in full, and bytes as text or else in base64."""
   return json.dumps(
     value, cls=seqio.TensorAndNumpyEncoder, max_ndarray_size=math.inf, ensure_ascii=False
   )

@@ -1,6 +1,5 @@
 """Runs a model's `predict_batch` or `score_batch` on every example of a dataset."""
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -31,8 +30,8 @@ def get_infer_fn(
 
   Returns:
     `fn(dataset, train_state, rng=None)` for a dataset of (index, features). It returns a list of
-    (index, result), with results as NumPy rows. If `infer_step` returns a pair with a dict, it
-    returns that list and a dict of lists of auxiliary values.
+    (index, result), where results are NumPy arrays. If `infer_step` returns a pair of results and a
+    dict, `fn` returns the list and a dict of lists of auxiliary values.
   """
   run = get_array_fn(infer_step, batch_size, train_state_axes, partitioner)
 
@@ -40,12 +39,14 @@ def get_infer_fn(
     blocks = list(dataset.batch(1024).as_numpy_iterator())
     if not blocks:
       return []
-    indices, features = jax.tree.map(lambda *parts: np.concatenate(parts), *blocks)
-    results = run(features, train_state, rng)
+    indices, features = jax.tree.map(lambda *arrays: np.concatenate(arrays), *blocks)
+    results, aux = run(features, train_state, rng), None
     if isinstance(results, tuple) and len(results) == 2 and isinstance(results[1], Mapping):
-      values, aux = results
-      return list(zip(indices.tolist(), _rows(values), strict=True)), jax.tree.map(list, dict(aux))
-    return list(zip(indices.tolist(), _rows(results), strict=True))
+      results, aux = results
+    leaves, structure = jax.tree.flatten(results)
+    rows = [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]
+    examples = list(zip(indices.tolist(), rows, strict=True))
+    return examples if aux is None else (examples, jax.tree.map(list, dict(aux)))
 
   return infer
 
@@ -58,7 +59,8 @@ def get_array_fn(
 ) -> Callable[..., Any]:
   """Returns a function that runs `infer_step` on examples in memory.
 
-  It sorts examples by length to reduce padding, and restores the order of the results.
+  The function batches examples of similar length to reduce padding. Its results have the order of
+  the examples.
 
   Args:
     infer_step: As for `get_infer_fn`.
@@ -67,14 +69,14 @@ def get_array_fn(
     partitioner: The mesh.
 
   Returns:
-    `fn(features, train_state, rng=None)` for arrays [N, ...] by name. It returns what `infer_step`
-    returns, for all examples, as NumPy arrays.
+    `fn(features, train_state, rng=None)`, where `features` are arrays [N, ...] by name. It returns
+    the results of `infer_step` for all examples, as NumPy arrays [N, ...].
   """
   accepted = inspect.signature(infer_step).parameters
 
   def step(params: Any, batch: Any, rng: Any, mutables: Any) -> Any:
-    more = {"rng": rng, "flax_mutables": mutables}
-    return infer_step(params, batch, **{name: more[name] for name in more if name in accepted})
+    options = {"rng": rng, "flax_mutables": mutables}
+    return infer_step(params, batch, **{x: options[x] for x in options if x in accepted})
 
   partitioned = partitioner.partition(
     step,
@@ -105,26 +107,18 @@ def get_array_fn(
       step_rng = None
       if rng is not None:
         step_rng, rng = jax.random.split(rng)
-      on_devices = partitioner.whole_to_devices(batch)  # The hosts of a pod interleave.
-      result = partitioned(train_state.params, on_devices, step_rng, train_state.flax_mutables)
-      result = jax.tree.map(np.asarray, result)  # The devices do not hold the results of all rows.
+      # Every process passes the complete batch: rows of one host need not be adjacent on the mesh.
+      device_batch = partitioner.whole_to_devices(batch)
+      result = partitioned(train_state.params, device_batch, step_rng, train_state.flax_mutables)
+      # Copying to the host frees device memory. Few NumPy functions support bfloat16.
+      result = jax.tree.map(
+        lambda x: np.asarray(x, np.float32 if x.dtype == jnp.bfloat16 else x.dtype), result
+      )
       if not start:
-        results = jax.tree.map(functools.partial(_empty, len(order)), result)
+        results = jax.tree.map(lambda x: np.empty((len(order), *x.shape[1:]), x.dtype), result)
       for array, values in zip(jax.tree.leaves(results), jax.tree.leaves(result), strict=True):
         array[rows] = values[: len(rows)]
       progress_bar.alive()
     return results
 
   return run
-
-
-def _empty(count: int, batch: np.ndarray) -> np.ndarray:
-  """Returns an array for the values of `count` examples; NumPy's users do not know bfloat16."""
-  dtype = np.float32 if batch.dtype == jnp.bfloat16 else batch.dtype
-  return np.empty((count, *batch.shape[1:]), dtype)
-
-
-def _rows(tree: Any) -> list[Any]:
-  """Returns a tree of arrays [N, ...] as N trees."""
-  leaves, structure = jax.tree.flatten(tree)
-  return [jax.tree.unflatten(structure, row) for row in zip(*leaves, strict=True)]

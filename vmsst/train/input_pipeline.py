@@ -107,7 +107,9 @@ def get_training_eval_datasets(
 
 @dataclasses.dataclass
 class EvalBatches:
-  """The first batches of a dataset; or selected rows of each batch, trimmed with the batch.
+  """The first batches of a dataset, optionally with some rows of each batch.
+
+  Batches are trimmed before rows are selected, so that all processes get the same shapes.
 
   Attributes:
     batches: An iterator with a method `reset` to start over.
@@ -129,7 +131,7 @@ class EvalBatches:
 
 
 def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
-  """Returns some rows of `batch`."""
+  """Returns the selected rows of every feature of `batch`."""
   return {name: value[rows] for name, value in batch.items()}
 
 
@@ -197,8 +199,8 @@ class DataState:
   def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
     """Returns the state in `folder`, or None if it has no state for this process.
 
-    With another number of processes, each process reads other rows, so the state cannot be used.
-    The result is None then, with a warning.
+    If a run with another number of processes wrote the state, it belongs to other rows. The method
+    then logs a warning and returns None.
     """
     path = _state_path(folder, process, processes)
     if path.is_file():
@@ -208,8 +210,8 @@ class DataState:
     # State files are directly in `folder`, or in subfolders by process.
     if any(name.startswith("train_ds-") or storage.names(folder / name) for name in names):
       logging.warning(
-        "The data iterator state in %s is not of %d processes; as many batches are skipped, but in "
-        "another order, so rows may repeat before all others are seen.",
+        "The data iterator state in %s was not written by %d processes, so the order of the data "
+        "changes. The run skips as many batches as before; some rows may repeat early.",
         folder,
         processes,
       )

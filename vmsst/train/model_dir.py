@@ -1,4 +1,4 @@
-"""The folder of a run: claims it, and writes the encoder's files.
+"""The folder of a run: reserves it for one run, and writes the encoder's files.
 
 In gin:
 
@@ -25,21 +25,21 @@ from vmsst.io import input_files
 from vmsst.jobs import outputs
 
 RUN_ID = "run_id"
-"""Object in the MODEL_DIR of a store with the id of the process that started last."""
+"""Object in a MODEL_DIR in an object store. It holds the ID of the run that started last."""
 
 
 @contextlib.contextmanager
 def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callable[[], None]]:
-  """Makes a folder for the output of a command.
+  """Creates a folder for the output of a command.
 
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
     model_dir: Absolute path, or URL in an object store.
-    claim: Whether only this run may write checkpoints to the folder. A local folder is locked. In
-      an object store, a run that starts later takes the folder over.
+    claim: Whether to prevent other runs from writing to the folder. The function locks a local
+      folder. An object store has no locks: the run that starts last may write.
 
   Yields:
-    A function that raises InputError if another run has taken the folder over.
+    A function that raises InputError if another run has started in the same object store folder.
 
   Raises:
     InputError: The path is relative, or another run uses the folder.
@@ -58,7 +58,7 @@ def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[C
   def check_claim() -> None:
     if checks_id and not (storage.is_file(url) and input_files.read_bytes(url) == run_id):
       raise InputError(
-        f"{model_dir} now belongs to another run, which started later; set another {name}"
+        f"{model_dir} now belongs to another run that started later; set another {name}"
       )
 
   with contextlib.ExitStack() as stack:
@@ -85,15 +85,15 @@ def summarize_run(
 ) -> None:
   """Writes the run's `config.gin`, its `encoder.json` and its vocabulary file to `model_dir`.
 
-  The T5X runtime in use, upstream or bundled, writes its own summary first.
+  First calls the `summarize_gin_config` of the T5X runtime in use, upstream or bundled.
 
   Args:
     model_dir: Folder of the run.
     summary_writer: TensorBoard writer of the runtime.
     step: Current step.
     model: A `vmsst.models.base.BitextModel`.
-    languages: Codes of the training languages; None if unknown.
-    vocabulary: The vocabulary with the prompts of training sets (default: the model's).
+    languages: Codes of the training languages (default: unknown).
+    vocabulary: Vocabulary that contains the prompts of the training sets (default: the model's).
   """
   from t5x import gin_utils  # upstream or bundled
 

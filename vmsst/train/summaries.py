@@ -1,8 +1,8 @@
 """Reports the metrics of a run: to files, to Weights & Biases and on the terminal.
 
-Files are TensorBoard's event files and `metrics.jsonl`, which grow. Objects of a store cannot grow,
-and TensorFlow, which writes events, does not support all stores. So the files are local, and
-uploaded as a whole when they have changed.
+The files are TensorBoard's event files and `metrics.jsonl`. Runs append to both. Object stores
+cannot append, and TensorFlow does not support all of them. A run in a store therefore writes to a
+temporary local folder and uploads changed files as a whole.
 """
 
 import json
@@ -26,25 +26,25 @@ from vmsst import errors, storage
 from vmsst.io import progress_bar
 from vmsst.jobs import outputs
 
-_LIVE_SECONDS = 0.5  # between changes of the live line
-_UPLOAD_SECONDS = 60.0  # between uploads to an object store, in addition to those of `flush`
+_REFRESH_SECONDS = 0.5  # minimum time between updates of the progress line on a terminal
+_UPLOAD_SECONDS = 60.0  # minimum time between uploads to an object store, except by `flush`
 WANDB_ID_FILE = "wandb_run_id.txt"
-"""File in MODEL_DIR with the ID of its Weights & Biases run, which a resumed run continues."""
+"""File in MODEL_DIR with the ID of the Weights & Biases run that a resumed run continues."""
 
 
 class LogFolder:
-  """A folder to append to, as one on this machine.
+  """A local or remote folder with files to append to.
 
   Attributes:
-    local: The folder itself, or a local one whose files `upload` copies to the object store; it
-      lasts as long as this object.
+    local: Folder to write to. For an object store, it is temporary: `upload` copies its files to
+      the store, and it is deleted together with this object.
   """
 
   def __init__(self, folder: str | os.PathLike[str]):
-    """Makes the folder; downloads the JSON lines of a store, which may be appended to."""
+    """Creates the folder and downloads existing `.jsonl` files to append to."""
     self._url = os.fspath(folder).rstrip("/") if storage.is_url(folder) else None
     self._uploaded: dict[str, object] = {}
-    self._when = time.monotonic()
+    self._upload_time = time.monotonic()
     if self._url is None:
       self.local = pathlib.Path(folder)
       self.local.mkdir(parents=True, exist_ok=True)
@@ -57,17 +57,17 @@ class LogFolder:
         self._uploaded[name] = storage.version(self.local / name)
 
   def upload(self, *, after_seconds: float = 0) -> None:
-    """Uploads the files that have changed since the last time, if the folder is in a store.
+    """Uploads files that have changed since the last upload, if the folder is in a store.
 
     Args:
-      after_seconds: Does nothing if the last time was less long ago.
+      after_seconds: Minimum time since the last upload; an earlier call does nothing.
 
     Raises:
-      InputError: the object store refuses them.
+      InputError: the object store refuses a file.
     """
-    if self._url is None or time.monotonic() - self._when < after_seconds:
+    if self._url is None or time.monotonic() - self._upload_time < after_seconds:
       return
-    self._when = time.monotonic()
+    self._upload_time = time.monotonic()
     for path in sorted(self.local.rglob("*")):
       name = path.relative_to(self.local).as_posix()
       if path.is_file() and self._uploaded.get(name) != (version := storage.version(path)):
@@ -76,20 +76,20 @@ class LogFolder:
 
 
 def numbers(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
-  """Returns metrics on the devices as numbers on the host."""
+  """Computes metrics and copies them from the devices to the host."""
   return {name: float(np.asarray(x.compute())) for name, x in jax.device_get(metrics).items()}
 
 
 class SummaryWriter:
   """Writes metrics of one kind (`train`, `training_eval/<task>`) to a folder.
 
-  The first metrics or texts create the folder. Processes but the first write nothing. TensorFlow
-  writes the events, and takes ten seconds to import: runs that read their data without it have
-  only `metrics.jsonl`.
+  The first write creates the folder. Only the first process writes. TensorFlow writes TensorBoard
+  events, and takes ten seconds to import. A run that reads its data without TensorFlow therefore
+  writes `metrics.jsonl` only.
 
   Args:
-    folder: Folder of the run; None writes nothing.
-    kind: Folder below it.
+    folder: Folder of the run, or None to write nothing.
+    kind: Path of the metrics below `folder`.
   """
 
   def __init__(self, folder: str | None, kind: str):
@@ -109,7 +109,7 @@ class SummaryWriter:
         self._events = summary_writer.SummaryWriter(os.fspath(self._logs.local))
       path = self._logs.local / "metrics.jsonl"
       if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)  # The disk was full.
+        os.truncate(path, content.rfind(b"\n") + 1)  # A full disk has cut the last line.
       self._lines = path.open("a", encoding="utf-8")
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -126,20 +126,20 @@ class SummaryWriter:
     self._logs.upload(after_seconds=_UPLOAD_SECONDS)
 
   def write_texts(self, step: int, texts: Mapping[str, str]) -> None:
-    """Writes texts (Markdown) to TensorBoard."""
+    """Writes Markdown texts to TensorBoard."""
     self._open()
     if self._events is not None:
       self._events.write_texts(step, texts)
 
   def flush(self) -> None:
-    """Flushes TensorBoard events to disk; uploads them and the lines if the folder is a URL."""
+    """Flushes TensorBoard events to disk, and uploads all files if the folder is in a store."""
     if self._events is not None:
       self._events.flush()
     if self._logs is not None:
       self._logs.upload()
 
   def close(self) -> None:
-    """Flushes and closes the files."""
+    """Closes the files, and uploads them if the folder is in a store."""
     if self._events is not None:
       self._events.close()
     if self._lines is not None and self._logs is not None:
@@ -156,18 +156,18 @@ def send_to_wandb(
   project: str = "vmsst",
   name: str | None = None,
 ) -> None:
-  """Begins or continues a Weights & Biases run, then calls another `summarize_config_fn`.
+  """Starts or continues a Weights & Biases run, then calls another `summarize_config_fn`.
 
-  Metrics have the names of their TensorBoard folders, such as `train/loss`. The run's configuration
-  is `gin`, the whole gin configuration without credentials in addresses.
+  The name of a metric starts with its TensorBoard folder, as in `train/loss`. The run's
+  configuration has one entry, `gin`: the gin configuration without credentials in URLs.
 
   Args:
     model_dir: Folder of the run, on a local disk.
-    summary_writer: TensorBoard writer of the runtime, which has written nothing so far.
+    summary_writer: TensorBoard writer of the runtime. It must not have written anything yet.
     step: Current step.
     summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
     project: Project, created if needed.
-    name: Display name of the run; None: the name of the folder.
+    name: Display name of the run (default: the name of the folder).
 
   Raises:
     InputError: wandb is not installed, or `model_dir` is a URL.
@@ -203,7 +203,7 @@ def send_to_wandb(
 
 
 def print_once(text: str) -> None:
-  """Prints a line, from the first process alone."""
+  """Prints a line in the first process only."""
   if jax.process_index() == 0:
     print(text, flush=True)
 
@@ -211,11 +211,11 @@ def print_once(text: str) -> None:
 class Progress(progress_bar.Bar):
   """The progress of training: step, time, steps/s, loss, examples/s, tokens/s.
 
-  Updates one line in place on a terminal; writes a line every 15 seconds elsewhere.
+  On a terminal, it updates one line in place. Elsewhere, it prints a line every 15 seconds. Only
+  the first process shows it, from its first update on.
   """
 
   def __init__(self, first_step: int, total_steps: int, batch_size: int):
-    """Shows nothing before the first update, and nothing except in the first process."""
     self._batch_size = batch_size
     self._metrics: Mapping[str, Any] = {}
     super().__init__(
@@ -223,7 +223,7 @@ class Progress(progress_bar.Bar):
       total=total_steps,
       bar_format="step {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]",
       unit=" steps",
-      mininterval=_LIVE_SECONDS if sys.stderr.isatty() else progress_bar.LINE_SECONDS,
+      mininterval=_REFRESH_SECONDS if sys.stderr.isatty() else progress_bar.LINE_SECONDS,
       miniters=1,
       delay=1e-9,
       position=0,
@@ -233,32 +233,32 @@ class Progress(progress_bar.Bar):
 
   @property
   def format_dict(self) -> dict[str, Any]:
-    """The parts of the line; reads the metrics, which waits for the devices."""
+    """Fields of tqdm's format string. Reading the metrics waits for the devices."""
     fields = super().format_dict
-    shown = {n: self._metrics[n] for n in ("loss", "tokens_per_example") if n in self._metrics}
-    values = numbers(shown)
-    done = self.n - self.initial
-    rate = fields["rate"] or (done / fields["elapsed"] if fields["elapsed"] else 0.0)
-    parts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
-    parts.append(f"{self.format_sizeof(rate * self._batch_size)} examples/s")
+    names = [name for name in ("loss", "tokens_per_example") if name in self._metrics]
+    values = numbers({name: self._metrics[name] for name in names})
+    steps = self.n - self.initial
+    rate = fields["rate"] or (steps / fields["elapsed"] if fields["elapsed"] else 0.0)
+    texts = [f"loss {values['loss']:.4f}"] if "loss" in values else []
+    texts.append(f"{self.format_sizeof(rate * self._batch_size)} examples/s")
     if "tokens_per_example" in values:
       tokens = values["tokens_per_example"] * rate * self._batch_size
-      parts.append(f"{self.format_sizeof(tokens)} tokens/s")
-    return {**fields, "postfix": ", ".join(parts)}
+      texts.append(f"{self.format_sizeof(tokens)} tokens/s")
+    return {**fields, "postfix": ", ".join(texts)}
 
   def show(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Shows the finished `step` with its clu metrics, from time to time and at the last step."""
+    """Updates the step and its clu metrics; redraws the line if it is due, and at the last step."""
     self._metrics = metrics
     if not self.update(step - self.n) and step == self.total:
       self.refresh()
 
   def close(self) -> None:
-    """Shows nothing more."""
-    self.delay = math.inf
+    """Closes the bar without drawing it again."""
+    self.delay = math.inf  # tqdm draws nothing before the delay is over
     super().close()
 
   def end_line(self, message: str = "") -> None:
-    """Ends the live line, for example for an evaluation; `unpause` continues with another."""
+    """Ends the current line, for example before an evaluation. `unpause` starts a new line."""
     if not self.disable:
       if sys.stderr.isatty() and self._metrics:
         self.fp.write("\n")
@@ -267,41 +267,40 @@ class Progress(progress_bar.Bar):
 
 
 class EvaluationLog:
-  """Keeps the metrics of every evaluation task, for a table."""
+  """Collects the metrics of all evaluations and prints them as tables."""
 
   def __init__(self):
-    self._seen: dict[str, dict[int, dict[str, float]]] = {}
+    self._metrics: dict[str, dict[int, dict[str, float]]] = {}  # by task and step
 
   def add(self, step: int, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> None:
     """Records the metrics of an evaluation at `step`."""
     for task, metrics in metrics_by_task.items():
-      numbers = {
+      scalars = {
         name: float(value)
         for name, value in metrics.items()
         if isinstance(value, int | float | np.number | np.ndarray) and np.ndim(value) == 0
       }
-      if numbers:
-        self._seen.setdefault(task, {})[step] = numbers
+      if scalars:
+        self._metrics.setdefault(task, {})[step] = scalars
 
   def print_tables(self, best: Mapping[str, Any] | None = None) -> None:
-    """Prints a table for every task: metrics in rows; first, best and newest step in columns.
+    """Prints a table for each task: metrics in rows; first, best and newest step in columns.
 
     Args:
-      best: The best checkpoint, as `t5x.read_best` returns it; an earlier process may have
-        evaluated it.
+      best: The best checkpoint (from `t5x.read_best`), even if an earlier process evaluated it.
     """
     best_step = None
     if best is not None:
       task, _, metric = best["metric"].partition("/")
       best_step = int(best["checkpoint"].rpartition("_")[2])
-      self._seen.setdefault(task, {}).setdefault(best_step, {metric: best["value"]})
-    for task, seen in self._seen.items():
-      steps = [step for step in sorted(seen) if step in (min(seen), best_step, max(seen))]
+      self._metrics.setdefault(task, {}).setdefault(best_step, {metric: best["value"]})
+    for task, metrics in self._metrics.items():
+      steps = [x for x in sorted(metrics) if x in (min(metrics), best_step, max(metrics))]
       rows = [[task, *(f"step {x}{' (best)' if x == best_step else ''}" for x in steps)]]
-      for name in seen[steps[-1]]:
-        values = [seen[step].get(name) for step in steps]
-        shown = ("" if x is None else f"{x:.4g}" if abs(x) < 1 else f"{x:.2f}" for x in values)
-        rows.append([name, *shown])
+      for name in metrics[steps[-1]]:
+        values = [metrics[step].get(name) for step in steps]
+        cells = ("" if x is None else f"{x:.4g}" if abs(x) < 1 else f"{x:.2f}" for x in values)
+        rows.append([name, *cells])
       widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
       lines = ["  ".join([x[0].ljust(widths[0]), *map(str.rjust, x[1:], widths[1:])]) for x in rows]
       print_once("\n".join(["", lines[0], "-" * len(lines[0]), *lines[1:]]))

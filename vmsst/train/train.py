@@ -65,8 +65,8 @@ def train(
   Args:
     model: See docs/model_interface.md.
     train_dataset_cfg: Training data.
-    train_eval_dataset_cfg: Data of the training evaluation (metrics without updates), or None.
-    infer_eval_dataset_cfg: Data of the SeqIO evaluation, or None.
+    train_eval_dataset_cfg: Data of the training evaluation (metrics without updates), if any.
+    infer_eval_dataset_cfg: Data of the SeqIO evaluation, if any.
     checkpoint_cfg: Checkpoint to start from, and checkpoints to save.
     partitioner: The mesh.
     trainer_cls: Creates the trainer.
@@ -78,17 +78,17 @@ def train(
       the evaluation and checkpoint periods).
     random_seed: Seed of initialization, dropout and latents. If None, the seed is the time, and the
       hardware generator is used.
-    use_hardware_rng: Whether to use the hardware generator with a seed, too.
+    use_hardware_rng: Whether to use the hardware generator even if a seed is set.
     summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
     inference_evaluator_cls: `seqio.Evaluator` (default), perhaps with bound arguments.
-    get_dataset_fn: Returns the training data (default: `loader.get_batches`). The arguments are
-      `train_dataset_cfg`, the shard, the number of shards and a constructor of the model's feature
-      converter.
+    get_dataset_fn: Returns the training data (default: `loader.get_batches`). Its arguments are
+      `train_dataset_cfg`, the shard, the number of shards, and a function that creates the model's
+      feature converter.
     train_eval_get_dataset_fn: Returns the data of the training evaluation by name.
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"). An action receives the metrics
       and may stop the run.
-    run_eval_before_training: Whether to evaluate also before the first step.
-    on_sigterm: Called at the end of a run that SIGTERM stopped (default: return as usual).
+    run_eval_before_training: Whether to evaluate before the first step, too.
+    on_sigterm: Function to call at the end of a run that SIGTERM has stopped.
     evaluator: Replaces the SeqIO evaluation. Its method `evaluate(train_state, train_state_axes)`
       returns metrics by task.
     average: Number of checkpoints to average after the last step, for `vmsst.load`: the best ones
@@ -253,7 +253,7 @@ def train(
         if not trainer_lib.state_is_finite(trainer.train_state):
           raise InputError(
             f"the parameters are not finite after step {step}, so they are not saved; the last "
-            "checkpoint is from before. Lower the learning rate or check the data"
+            "checkpoint is from an earlier step. Lower the learning rate or check the data"
           )
         check_claim()
         trainer.train_writer.flush()  # write the metrics of a step before its checkpoint

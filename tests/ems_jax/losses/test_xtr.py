@@ -94,8 +94,8 @@ def ours_with_gradients(name, arrays, targets, **options):
   return jax.value_and_grad(lambda x: ours(name, x, targets, **options), has_aux=True)(arrays)
 
 
-# Of sentences: one, two (the last chunk has one); of tokens: a sentence, two (the last has one),
-# three; None is the default, all.
+# Chunk sizes. XTR: one or two sentences (then the last chunk has one). Tokens: one token, two
+# sentences and a token, three sentences. None is the default, a single chunk.
 @pytest.mark.parametrize(
   ("name", "chunk"),
   [
@@ -106,10 +106,10 @@ def ours_with_gradients(name, arrays, targets, **options):
 )
 def test_value_and_gradients_equal_the_dense_form(name, chunk):
   arrays, targets = make_inputs(name)
-  # A function of the sum, whose gradient must be scaled.
-  found = jax.value_and_grad(lambda x: ours(name, x, targets, chunk=chunk)[0] ** 2)(arrays)
+  # The square tests that gradients are multiplied by the gradient of the sum.
+  result = jax.value_and_grad(lambda x: ours(name, x, targets, chunk=chunk)[0] ** 2)(arrays)
   expected = jax.value_and_grad(lambda x: dense_sum(name, x, targets) ** 2)(arrays)
-  assert_trees_close(found, expected, rtol=1e-4, atol=2e-3)
+  assert_trees_close(result, expected, rtol=1e-4, atol=2e-3)
 
 
 @either
@@ -120,16 +120,16 @@ def test_values_equal_the_dense_form_with_and_without_differentiation(name):
                          + (arrays[1] @ arrays[3])[:, None], axis=-1)  # fmt: skip
     targets = np.where((np.arange(T) % 2 == 0) & (targets != 0), best_BT, targets)
   chunk = 2 * T if name == "tokens" else 2
-  plain = ours(name, arrays, targets, chunk=chunk)
+  result = ours(name, arrays, targets, chunk=chunk)
   assert_trees_close(
-    ours_with_gradients(name, arrays, targets, chunk=chunk)[0], plain, rtol=1e-6, atol=1e-6
+    ours_with_gradients(name, arrays, targets, chunk=chunk)[0], result, rtol=1e-6, atol=1e-6
   )
   expected = dense_values(name, arrays, targets)
-  np.testing.assert_allclose(values(plain[1]), expected, rtol=1e-5, atol=1e-5)
+  np.testing.assert_allclose(values(result[1]), expected, rtol=1e-5, atol=1e-5)
   if name == "tokens":
     correct_BT = dense_nll(arrays, targets)[1] & (targets != 0)
     assert 0 < correct_BT.sum() < correct_BT.size
-    np.testing.assert_array_equal(plain[1].correct_BT, correct_BT)
+    np.testing.assert_array_equal(result[1].correct_BT, correct_BT)
   gradients = jax.grad(lambda x: values(ours(name, x, targets)[1]).sum())(arrays)
   assert not any(np.any(x) for x in gradients)  # they have none
 
@@ -145,28 +145,28 @@ def test_a_tie_and_padding_are_wrong():
 
 @either
 def test_huge_logits_give_the_dense_result(name):
-  (hidden, *others), targets = make_inputs(name)
-  arrays = (1e4 * hidden, *others)
+  (hidden, *constants), targets = make_inputs(name)
+  arrays = (1e4 * hidden, *constants)
   (value, _), gradients = ours_with_gradients(name, arrays, targets)
   expected, dense = jax.value_and_grad(lambda x: dense_sum(name, x, targets))(arrays)
   assert float(value) == pytest.approx(float(expected), rel=1e-5)
-  for found, exact in zip(gradients, dense, strict=True):
-    np.testing.assert_allclose(found, exact, rtol=1e-3, atol=1e-4 * np.abs(exact).max())
+  for gradient, exact in zip(gradients, dense, strict=True):
+    np.testing.assert_allclose(gradient, exact, rtol=1e-3, atol=1e-4 * np.abs(exact).max())
 
 
 @either
 def test_bfloat16_matmuls_are_close_to_float32(name):
-  (hidden, *others), targets = make_inputs(name, batch=8, width=32, size=200)
-  arrays = (jnp.bfloat16(0.3 * hidden), *others)
+  (hidden, *constants), targets = make_inputs(name, batch=8, width=32, size=200)
+  arrays = (jnp.bfloat16(0.3 * hidden), *constants)
   (value, aux), gradients = ours_with_gradients(name, arrays, targets, dtype="bfloat16")
   (expected, _), expected_gradients = ours_with_gradients(name, arrays, targets)
   assert values(aux).dtype == value.dtype == jnp.float32
   assert [x.dtype for x in gradients] == [x.dtype for x in arrays]
   np.testing.assert_allclose(value, expected, rtol=5e-3)
   assert value != expected
-  for found, exact in zip(gradients, expected_gradients, strict=True):
-    found, exact = np.float32(found), np.float32(exact)
-    assert np.linalg.norm(found - exact) < 0.01 * np.linalg.norm(exact)
+  for gradient, exact in zip(gradients, expected_gradients, strict=True):
+    gradient, exact = np.float32(gradient), np.float32(exact)
+    assert np.linalg.norm(gradient - exact) < 0.01 * np.linalg.norm(exact)
 
 
 def test_gradients_of_many_chunks_are_summed_in_float32():

@@ -55,8 +55,8 @@ embed = jit(functools.partial(sentence_encoder.embed, network()))
 
 def side_vectors(params, batch):
   """Vectors of `inputs` and `targets`, from one encoder call each."""
-  sides = (np.pad(batch[x], ((0, 0), (0, 9 - batch[x].shape[1]))) for x in ("inputs", "targets"))
-  return [np.float64(embed(params, tokens_BT)) for tokens_BT in sides]
+  tokens = (np.pad(batch[x], ((0, 0), (0, 9 - batch[x].shape[1]))) for x in ("inputs", "targets"))
+  return [np.float64(embed(params, tokens_BT)) for tokens_BT in tokens]
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def params():
 def precomputed():
   """The batch with the teacher's vectors of both sides."""
   batch = make_batch()
-  found = side_vectors(make_params(seed=1), batch)
-  return batch | dict(zip(tables.TEACHER_SIDES, map(np.float32, found), strict=True))
+  vectors = side_vectors(make_params(seed=1), batch)
+  return batch | dict(zip(tables.TEACHER_SIDES, map(np.float32, vectors), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def evaluate(models, params, batches, rng=None):
   def run(params, batches):
     return {name: model.loss_fn(params, batches[name], rng) for name, model in models.items()}
 
-  found = jit(run)(params, batches)
-  return {name: (float(loss), tiny_models.values(x)) for name, (loss, x) in found.items()}
+  results = jit(run)(params, batches)
+  return {name: (float(loss), tiny_models.values(x)) for name, (loss, x) in results.items()}
 
 
 # --------------------------------------------------------------------------------------------
@@ -100,8 +100,8 @@ def inputs_are_anchors(batch, order=ORDER):
     codes = [i for i, code in enumerate(order) if languages.language(code).index == index]
     return codes[0] if codes else len(order) + index
 
-  sides = zip(batch["input_language"], batch["target_language"], strict=True)
-  return [rank(source[0]) <= rank(target[0]) for source, target in sides]
+  language_pairs = zip(batch["input_language"], batch["target_language"], strict=True)
+  return [rank(source[0]) <= rank(target[0]) for source, target in language_pairs]
 
 
 def scores(x_BS, y_BS):
@@ -114,11 +114,11 @@ def softmax(score_BB, axis):
   return exponential_BB / exponential_BB.sum(axis=axis, keepdims=True)
 
 
-def anchors_first(batch, sides):
+def anchors_first(batch, vectors):
   """Vectors of the anchors and of the other sides: the paper's s and t."""
   is_input_B1 = np.array(inputs_are_anchors(batch))[:, None]
   assert 0 < is_input_B1.sum() < B
-  return np.where(is_input_B1, *sides), np.where(is_input_B1, *sides[::-1])
+  return np.where(is_input_B1, *vectors), np.where(is_input_B1, *vectors[::-1])
 
 
 def equations(batch, student, teacher, labels, monolingual, row_normalized):
@@ -142,7 +142,7 @@ def equations(batch, student, teacher, labels, monolingual, row_normalized):
 
 
 @pytest.fixture(scope="module")
-def given(params, precomputed):
+def results(params, precomputed):
   """Loss and metrics of each variant and of distillation, from the vectors of the batch."""
   models = {
     str(x): make_model(labels=x[0], monolingual=x[1], row_normalized=x[2]) for x in VARIANTS
@@ -154,8 +154,8 @@ def given(params, precomputed):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_loss_is_that_of_the_equations(given, student, precomputed, variant):
-  loss, metrics = given[str(variant)]
+def test_the_loss_follows_the_equations(results, student, precomputed, variant):
+  loss, metrics = results[str(variant)]
   teacher = [np.float64(precomputed[name]) for name in tables.TEACHER_SIDES]
   expected = equations(precomputed, student, teacher, *variant)
   if not variant[1]:
@@ -169,35 +169,39 @@ def test_the_loss_is_that_of_the_equations(given, student, precomputed, variant)
 
 
 @pytest.mark.parametrize("first", ["en", "tr"])
-def test_distillation_is_the_squared_error_of_both_sides(given, student, precomputed, first):
-  loss, metrics = given[first]
+def test_distillation_is_the_squared_error_of_both_sides(results, student, precomputed, first):
+  loss, metrics = results[first]
   are_inputs = inputs_are_anchors(precomputed, ORDER if first == "en" else ["tr"])
   assert 0 < sum(are_inputs) < B
-  sides = zip(precomputed["teacher_inputs"], precomputed["teacher_targets"], strict=True)
-  anchors = [pair[0 if is_input else 1] for pair, is_input in zip(sides, are_inputs, strict=True)]
+  teacher_pairs = zip(precomputed["teacher_inputs"], precomputed["teacher_targets"], strict=True)
+  anchors = [
+    pair[0 if is_input else 1] for pair, is_input in zip(teacher_pairs, are_inputs, strict=True)
+  ]
   total = 0
-  for side, found in zip(("inputs", "targets"), student, strict=True):
-    total += sum(np.mean((x - y) ** 2) for x, y in zip(found, anchors, strict=True)) / B
-    cosine_B = TAU * np.diag(scores(found, np.float64(anchors)))
-    assert metrics[f"cosine/{side}"] == pytest.approx(np.mean(cosine_B), rel=1e-4)
+  for name, vectors in zip(("inputs", "targets"), student, strict=True):
+    total += sum(np.mean((x - y) ** 2) for x, y in zip(vectors, anchors, strict=True)) / B
+    cosine_B = TAU * np.diag(scores(vectors, np.float64(anchors)))
+    assert metrics[f"cosine/{name}"] == pytest.approx(np.mean(cosine_B), rel=1e-4)
   assert loss == pytest.approx(total, rel=1e-4)
   assert metrics["loss"] == pytest.approx(total, rel=1e-4)
 
 
 def test_matryoshka_distillation_also_counts_the_errors_of_the_first_dimensions(
-  given, student, precomputed
+  results, student, precomputed
 ):
-  (whole, _), (loss, metrics) = given["en"], given["cut"]
+  (full_loss, _), (loss, metrics) = results["en"], results["cut"]
   are_inputs = inputs_are_anchors(precomputed, ORDER)
-  sides = zip(precomputed["teacher_inputs"], precomputed["teacher_targets"], strict=True)
-  anchors = [pair[0 if is_input else 1] for pair, is_input in zip(sides, are_inputs, strict=True)]
+  teacher_pairs = zip(precomputed["teacher_inputs"], precomputed["teacher_targets"], strict=True)
+  anchors = [
+    pair[0 if is_input else 1] for pair, is_input in zip(teacher_pairs, are_inputs, strict=True)
+  ]
   first = sum(
     np.sum((x - y)[:5] ** 2) / len(x) / B
-    for side in student
-    for x, y in zip(side, anchors, strict=True)
+    for vectors in student
+    for x, y in zip(vectors, anchors, strict=True)
   )
   assert metrics["first_5/loss"] == pytest.approx(first, rel=1e-4)
-  assert loss == pytest.approx((whole + first) / 2, rel=1e-4)
+  assert loss == pytest.approx((full_loss + first) / 2, rel=1e-4)
 
 
 def test_a_batch_without_vectors_of_the_teacher_is_refused(params):

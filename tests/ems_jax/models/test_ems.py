@@ -43,10 +43,12 @@ MLP_NAMES = {"projection_hidden", "projection"}
 
 
 def make_model(*, config=BERT, dropout_rate=0.0, network=(), vocabulary=None, **options):
-  given = {"config": config, "language_dim": 4, "projection_dim": 6, **dict(network)}
-  given["config"] = dataclasses.replace(given["config"], dropout_rate=dropout_rate)
+  network_options = {"config": config, "language_dim": 4, "projection_dim": 6, **dict(network)}
+  network_options["config"] = dataclasses.replace(
+    network_options["config"], dropout_rate=dropout_rate
+  )
   return models.EmsModel(
-    network=networks.EmsNetwork(**given),
+    network=networks.EmsNetwork(**network_options),
     vocabulary=vocabulary or vocabularies.ByteVocabulary(),
     max_length=9,
     **options,
@@ -59,9 +61,9 @@ def make_batch(pairs=6, inputs_length=7, targets_length=9):
   return tiny_models.random_batch(pairs, pairs, lengths, (3, 12), eos=EOS, languages=range(1, 5))
 
 
-def vectors_of(model, params, sides):
+def vectors_of(model, params, features):
   """Sentence vectors of both sides of pairs by inference, [2, B, S]."""
-  tokens_2BT = [np.pad(x, ((0, 0), (0, 9 - x.shape[1]))) for x in sides]
+  tokens_2BT = [np.pad(x, ((0, 0), (0, 9 - x.shape[1]))) for x in features]
   u_NS = jit(model.score_batch)(params, {"inputs": np.concatenate(tokens_2BT)})
   return np.float64(u_NS).reshape(2, -1, S)
 
@@ -132,36 +134,36 @@ def equation_12(model, params, batch):
   network, options = model.network, {"margin": model.margin, "scale": model.scale}
   u_2BS = vectors_of(model, params, (batch["inputs"], batch["targets"]))
   params = jax.tree.map(np.float64, params)
-  found = {"loss": 0.0, "embedding_norm": np.linalg.norm(u_2BS, axis=-1).mean()}
+  metrics = {"loss": 0.0, "embedding_norm": np.linalg.norm(u_2BS, axis=-1).mean()}
   if network.xtr:
     kl_2B = np.zeros(u_2BS.shape[:2])
-    sides = (("target_language", "targets"), ("input_language", "inputs"))
-    for kl_B, u_BS, (language, tokens) in zip(kl_2B, u_2BS, sides, strict=True):
+    languages_and_tokens = (("target_language", "targets"), ("input_language", "inputs"))
+    for kl_B, u_BS, (language, tokens) in zip(kl_2B, u_2BS, languages_and_tokens, strict=True):
       log_q_BV = predicted(params, network, u_BS, batch[language][:, 0])
       for b, tokens_T in enumerate(batch[tokens]):
         kl_B[b] = kl(distribution(tokens_T, count_repeats=model.count_repeats), log_q_BV[b])
-    found |= {"loss/xtr": kl_2B.sum(axis=0).mean(), "kl/xtr": kl_2B.mean()}
-    found["loss"] += found["loss/xtr"]
+    metrics |= {"loss/xtr": kl_2B.sum(axis=0).mean(), "kl/xtr": kl_2B.mean()}
+    metrics["loss"] += metrics["loss/xtr"]
   if network.contrastive:
-    parts = np.split(u_2BS, model.negative_groups, axis=1)
+    groups = np.split(u_2BS, model.negative_groups, axis=1)
     losses, accuracies = zip(
-      *(contrastive(params, network, part, **options) for part in parts), strict=True
+      *(contrastive(params, network, group, **options) for group in groups), strict=True
     )
-    found["loss/contrastive"] = np.mean(losses)
-    found["accuracy/forward"], found["accuracy/backward"] = np.mean(accuracies, axis=0)
-    found["loss"] += found["loss/contrastive"]
-  tokens = sum(np.count_nonzero(batch[side]) for side in ("inputs", "targets"))
-  return found | {"tokens_per_example": tokens / len(batch["inputs"])}
+    metrics["loss/contrastive"] = np.mean(losses)
+    metrics["accuracy/forward"], metrics["accuracy/backward"] = np.mean(accuracies, axis=0)
+    metrics["loss"] += metrics["loss/contrastive"]
+  tokens = sum(np.count_nonzero(batch[name]) for name in ("inputs", "targets"))
+  return metrics | {"tokens_per_example": tokens / len(batch["inputs"])}
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_losses_and_metrics_are_those_of_the_equations(name):
+def test_losses_and_metrics_follow_the_equations(name):
   network, options = VARIANTS[name]
   model, batch = make_model(network=network, **options), make_batch()
   params = tiny_models.random_params(model.network)
-  loss, found = tiny_models.evaluate(model.eval_fn, params, batch)
+  loss, metrics = tiny_models.evaluate(model.eval_fn, params, batch)
   expected = equation_12(model, params, batch)
-  assert found == pytest.approx(expected, rel=2e-5)
+  assert metrics == pytest.approx(expected, rel=2e-5)
   assert loss == pytest.approx(expected["loss"], rel=2e-5)
   # What a variant leaves out has no parameters.
   net = model.network
@@ -178,7 +180,7 @@ def test_losses_and_metrics_are_those_of_the_equations(name):
 def test_a_matryoshka_loss_is_the_mean_over_cut_vectors_before_the_mlp():
   model, batch = make_model(matryoshka_dims=(3, 5)), make_batch()
   params = tiny_models.random_params(model.network)
-  _, found = tiny_models.evaluate(model.eval_fn, params, batch)
+  _, metrics = tiny_models.evaluate(model.eval_fn, params, batch)
   u_2BS = vectors_of(model, params, (batch["inputs"], batch["targets"]))
   params64 = jax.tree.map(np.float64, params)
   expected = []
@@ -186,9 +188,9 @@ def test_a_matryoshka_loss_is_the_mean_over_cut_vectors_before_the_mlp():
     cut = np.where(np.arange(S) < dim, u_2BS, 0.0)
     losses, _ = contrastive(params64, model.network, cut, scale=model.scale)
     expected.append(losses.mean())
-  assert [found["first_3/loss"], found["first_5/loss"]] == pytest.approx(expected[1:], rel=2e-5)
-  assert found["loss/contrastive"] == pytest.approx(np.mean(expected), rel=2e-5)
-  assert found["loss"] == pytest.approx(np.mean(expected) + found["loss/xtr"], rel=2e-5)
+  assert [metrics["first_3/loss"], metrics["first_5/loss"]] == pytest.approx(expected[1:], rel=2e-5)
+  assert metrics["loss/contrastive"] == pytest.approx(np.mean(expected), rel=2e-5)
+  assert metrics["loss"] == pytest.approx(np.mean(expected) + metrics["loss/xtr"], rel=2e-5)
 
 
 def test_the_62_languages_of_the_recipe_have_62_tokens_and_chinese_has_one():
@@ -205,7 +207,7 @@ def test_the_62_languages_of_the_recipe_have_62_tokens_and_chinese_has_one():
   np.testing.assert_array_equal(hidden_BE[codes.index("cmn")], hidden_BE[-1])
 
 
-def test_the_parameters_are_those_of_table_iii():
+def test_the_number_of_parameters_is_as_in_table_iii():
   def count(**options):
     network = networks.EmsNetwork(transformer.TransformerConfig(60_000), **options)
     shapes = tiny_models.shapes_of(network)["params"]
@@ -264,24 +266,24 @@ def test_a_masked_sentence_predicts_the_masked_token_too(masking):
   if masking == "none":
     read_B2T = tokens_B2T
   total, u_2BS = 0.0, vectors_of(model, params, read_B2T.swapaxes(0, 1))
-  for side, language in enumerate(("target_language", "input_language")):
-    u_BS = u_2BS[side]
+  for index, language in enumerate(("target_language", "input_language")):
+    u_BS = u_2BS[index]
     log_q_BV = predicted(
       jax.tree.map(np.float64, params), model.network, u_BS, batch[language][:, 0]
     )
     for b, log_q_V in enumerate(log_q_BV):
-      p = distribution(tokens_B2T[b, 1 - side])
-      if masking == "ugt" and masked_B2[b, side]:
+      p = distribution(tokens_B2T[b, 1 - index])
+      if masking == "ugt" and masked_B2[b, index]:
         p = {w: share / 2 for w, share in p.items()}
-        token = int(masked_B2[b, side])
+        token = int(masked_B2[b, index])
         p[token] = p.get(token, 0.0) + 0.5
       total += kl(p, log_q_V)
   loss, _ = jit(model.loss_fn)(params, batch, key)
   assert float(loss) == pytest.approx(total / len(tokens_B2T), rel=2e-5)
   # Evaluation masks nothing.
   evaluated, _ = tiny_models.evaluate(model.eval_fn, params, batch)
-  plain, _ = tiny_models.evaluate(make_model(network=network).eval_fn, params, batch)
-  assert evaluated == pytest.approx(plain, rel=1e-6)
+  unmasked_loss, _ = tiny_models.evaluate(make_model(network=network).eval_fn, params, batch)
+  assert evaluated == pytest.approx(unmasked_loss, rel=1e-6)
 
 
 def test_a_language_outside_the_table_gives_nan():

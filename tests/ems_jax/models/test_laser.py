@@ -21,7 +21,7 @@ EN, ES, DE, FR = (languages.language(code).index for code in ("en", "es", "de", 
 # With LASER's 0.1, small networks are almost linear.
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=5, num_layers=1, initializer_range=0.5)
 BERT = tiny_encoders.bert_config(vocab_size=V, mlp_dim=12, initializer_std=0.3)
-# Its width is that of [token; language; sentence], 4 + 3 + 8 with BERT as the encoder.
+# `emb_dim` is the width of [token; language; sentence], 4 + 3 + 8 with BERT as the encoder.
 DECODER = dataclasses.replace(BERT, emb_dim=15, num_heads=3, activation="relu")
 TRANSFORMER = (("transformer_decoder", DECODER),)
 SIZES = {
@@ -85,19 +85,21 @@ decoder_layer = jit(transformer.EncoderLayer(DECODER, deterministic=True).apply)
 
 
 def transformer_logits(params, ids_T, language, vector_S):
-  own, length = params["decoder"], DECODER.max_positions
+  decoder_params, length = params["decoder"], DECODER.max_positions
   before_T = np.pad(ids_T[:-1], (0, length - len(ids_T)))
-  token_TE = np.stack([own["start_embedding"], *params["target_embedder"]["embedding"][before_T]])
-  token_TE = token_TE + own["position_embedding"]
-  once_Y = np.concatenate([own["language_embedder"]["embedding"][language], vector_S])
+  token_TE = np.stack(
+    [decoder_params["start_embedding"], *params["target_embedder"]["embedding"][before_T]]
+  )
+  token_TE = token_TE + decoder_params["position_embedding"]
+  once_Y = np.concatenate([decoder_params["language_embedder"]["embedding"][language], vector_S])
   x_1TD = np.concatenate([token_TE, np.tile(once_Y, (length, 1))], axis=1)[None]
   bias_11TT = np.where(np.tri(length), 0.0, -1e9).astype(np.float32)[None, None]
   for i in range(DECODER.num_layers):  # imports of BERT compare these layers with transformers
-    x_1TD, _ = decoder_layer({"params": own[f"layers_{i}"]}, x_1TD, bias_11TT)
+    x_1TD, _ = decoder_layer({"params": decoder_params[f"layers_{i}"]}, x_1TD, bias_11TT)
   return np.float64(x_1TD[0, : len(ids_T)]) @ params["logits"]["kernel"]
 
 
-@pytest.mark.filterwarnings("ignore")  # those of another library
+@pytest.mark.filterwarnings("ignore")  # warnings of another library
 @pytest.mark.parametrize(
   ("config", "network", "logits_of", "targets"),
   [
@@ -106,7 +108,7 @@ def transformer_logits(params, ids_T, language, vector_S):
     (BERT, TRANSFORMER, transformer_logits, ("en", "es")),
   ],
 )
-def test_loss_and_metrics_are_those_of_each_translation_alone(config, network, logits_of, targets):
+def test_loss_and_metrics_equal_one_translation_at_a_time(config, network, logits_of, targets):
   model = make_model(config=config, network=network, target_languages=targets)
   batch, params = make_batch(), tiny_models.random_params(model.network)
   score = jit(model.score_batch)
@@ -119,9 +121,9 @@ def test_loss_and_metrics_are_those_of_each_translation_alone(config, network, l
     log_p_TV = scipy.special.log_softmax(logits_TV, axis=1)
     nll += (-log_p_TV[np.arange(len(ids_T)), ids_T]).tolist()
     correct += (log_p_TV.argmax(axis=1) == ids_T).tolist()
-  loss, found = tiny_models.evaluate(model.eval_fn, params, batch)
+  loss, metrics = tiny_models.evaluate(model.eval_fn, params, batch)
   tokens = sum(np.count_nonzero(batch[name]) for name in ("inputs", "targets"))
-  assert found == pytest.approx(
+  assert metrics == pytest.approx(
     {
       "loss": np.mean(nll),
       "nll/translation": np.mean(nll),

@@ -38,11 +38,11 @@ def test_a_damaged_tfrecord_is_named(folder, tmp_path):
     except errors.InputError as error:
       return str(error).removeprefix(f"{path}: ").partition(";")[0]
 
-  # Cut after the first record, the file is whole; the dataset's counts find it.
+  # A file that is cut after a record is valid. The record counts of the dataset reveal the loss.
   cuts = {outcome(content[:size]) for size in range(1, len(content))}
   assert cuts == {1, "record 1 is truncated", "record 2 is truncated"}
-  for place in range(12, 120, 3):  # keys and texts
-    changed = content[:place] + b"\xff" + content[place + 1 :]
+  for position in range(12, 120, 3):  # keys and texts
+    changed = content[:position] + b"\xff" + content[position + 1 :]
     assert outcome(changed).startswith("record 1 is damaged, or not an example")
 
 
@@ -58,6 +58,6 @@ def test_tensorflow_reads_what_is_written(tmp_path):
   dataset = tf.data.TFRecordDataset(str(path), buffer_size=1 << 20)  # verifies checksums
   for record, (source, target) in zip(dataset.as_numpy_iterator(), texts, strict=True):
     features = tf.train.Example.FromString(record).features.feature
-    found = {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
+    decoded = {name: feature.bytes_list.value[0].decode() for name, feature in features.items()}
     codes = {"source_language": "deu", "target_language": "eng"}
-    assert found == {"source": source, "target": target, "corpus": "Europarl", **codes}
+    assert decoded == {"source": source, "target": target, "corpus": "Europarl", **codes}

@@ -1,4 +1,4 @@
-"""Faults of files, and what is read in spite of them."""
+"""Faults in files, and the rows that are read nevertheless."""
 
 import gzip
 
@@ -16,7 +16,7 @@ def _read(path):
     if isinstance(item, formats.Row):
       rows.append((item.number, *item.texts))
     else:
-      faults.append((item.place.removeprefix(f"{path.parent}/"), item.what))
+      faults.append((item.location.removeprefix(f"{path.parent}/"), item.what))
   return rows, faults
 
 
@@ -27,8 +27,8 @@ def _tmx(path, body, head=b""):
 
 
 def _unit(german, english):
-  sides = [("de", german), ("en", english)]
-  tuvs = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in sides)
+  segments = [("de", german), ("en", english)]
+  tuvs = "".join(f'<tuv xml:lang="{code}"><seg>{text}</seg></tuv>' for code, text in segments)
   return f"<tu>{tuvs}</tu>\n".encode()
 
 
@@ -36,11 +36,11 @@ def test_gzip_streams_that_break_or_continue(tmp_path):
   path = tmp_path / "a.tsv.gz"
   lines = [(f"Zeile {i * 7919 % 10007}", f"line {i}") for i in range(20_000)]
   text = "".join(f"{a}\t{b}\n" for a, b in lines).encode()
-  whole = gzip.compress(text)
-  # Several streams behind each other, and zeros of a tape.
+  compressed = gzip.compress(text)
+  # Concatenated streams, and trailing zeros as on a tape.
   path.write_bytes(gzip.compress(b"a\tb\n") + gzip.compress(b"c\td\n") + b"\0" * 9)
   assert _read(path) == ([(1, "a", "b"), (2, "c", "d")], [])
-  path.write_bytes(whole[: len(whole) // 2])
+  path.write_bytes(compressed[: len(compressed) // 2])
   rows, faults = _read(path)
   assert rows == [(i, *row) for i, row in enumerate(lines, 1)][: len(rows)]
   assert 5_000 < len(rows) < 15_000
@@ -75,9 +75,9 @@ def test_tmx_units_that_are_ill_formed_cost_no_others(tmp_path):
   truncated = "truncated: there is no </tmx> after the last unit"
   for cut in (b"three", b"<tu><tuv xml:lang=de"):  # in a unit, and between two
     (tmp_path / "a.tmx").write_bytes(content[: content.index(cut)])
-    kept, cut_faults = _read(path)
-    assert kept == rows[: len(kept)]
-    assert cut_faults == [faults[0], (f"a.tmx:{4 + len(kept)}", truncated)]
+    rows_before_cut, cut_faults = _read(path)
+    assert rows_before_cut == rows[: len(rows_before_cut)]
+    assert cut_faults == [faults[0], (f"a.tmx:{4 + len(rows_before_cut)}", truncated)]
 
 
 def test_tmx_in_other_encodings(tmp_path):

@@ -20,7 +20,7 @@ BOUNDARIES = (8, 12, 16)
 
 @pytest.fixture(scope="module")
 def patterns(tmp_path_factory):
-  """Three times as many rows of German and English, in either direction, as of French."""
+  """Files with three times as many German-English rows, in both directions, as French rows."""
   folder = tmp_path_factory.mktemp("bitext")
   rng = np.random.default_rng(0)
   for pair, count in {"de-en": 170, "en-de": 100, "fr-en": 90}.items():
@@ -61,7 +61,7 @@ def _batches(dataset, count):
 
 
 def _classes(batch):
-  lengths = np.maximum(*((batch[side] != 0).sum(axis=1) for side in ("inputs", "targets")))
+  lengths = np.maximum(*((batch[name] != 0).sum(axis=1) for name in ("inputs", "targets")))
   return np.searchsorted(BOUNDARIES, lengths)
 
 
@@ -73,12 +73,12 @@ def _rows(batches):
 @pytest.mark.parametrize("shard", [(0, 1), (1, 2)])
 def test_seqio_gives_the_rows_of_a_task_in_the_same_order(mixture, shard):
   task = f"{mixture}_deu_eng"
-  ours = _rows(_batches(_dataset(task, *shard, group_by_length=False), 40))
-  theirs = seqio.get_dataset(
+  rows = _rows(_batches(_dataset(task, *shard, group_by_length=False), 40))
+  dataset = seqio.get_dataset(
     task, LENGTHS, BitextFeatureConverter(), shuffle=True, seed=5, num_epochs=None,
     shard_info=seqio.ShardInfo(*shard), batch_size=1,
-  ).take(len(ours))  # fmt: skip
-  assert _rows(theirs.as_numpy_iterator()) == ours
+  ).take(len(rows))  # fmt: skip
+  assert _rows(dataset.as_numpy_iterator()) == rows
 
 
 def test_a_task_with_fewer_rows_than_hosts_does_not_end(tmp_path):
@@ -115,7 +115,7 @@ def _languages(batch):
 TOY_LENGTHS = {"task_feature_lengths": {"inputs": 8}}
 
 
-@pytest.mark.parametrize("taken", [0, 37])
+@pytest.mark.parametrize("count", [0, 37])
 @pytest.mark.parametrize(
   "options",
   [
@@ -124,12 +124,12 @@ TOY_LENGTHS = {"task_feature_lengths": {"inputs": 8}}
     {"mixture": "toy", "group_by_length": False, "changes": TOY_LENGTHS},
   ],
 )
-def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, options, taken, tmp_path):
-  """The last task is not of this library."""
+def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, options, count, tmp_path):
+  """The last task is a plain SeqIO task, read through TensorFlow."""
   toy_runs.add_task("toy")
   options = {"mixture": mixture, "shard": 1, "shards": 2, **options}
   iterator = iter(_dataset(**options))
-  for _ in range(taken):
+  for _ in range(count):
     next(iterator)
   iterator.save(tmp_path / "state")
   expected = [next(iterator) for _ in range(60)]

@@ -55,9 +55,9 @@ def test_every_format_gives_the_same_pairs(tmp_path, suffix):
 
 def test_json_without_languages_has_a_pair_and_its_hard_negatives_in_fields_of_any_name(tmp_path):
   record = {"anchor": "how old?", "id": 5, "positive": "my age", "negative": "an apple"}
-  other = {"negative": "b", "positive": "", "anchor": "c"}
+  reordered = {"negative": "b", "positive": "", "anchor": "c"}
   path = tmp_path / "triplets.jsonl"
-  line_files.write_text(path, f"{json.dumps(record)}\n{json.dumps(other)}\n")
+  line_files.write_text(path, f"{json.dumps(record)}\n{json.dumps(reordered)}\n")
   (bitext,) = readers.find_bitext(str(path), languages=("und", "und"))
   rows = [("how old?", "my age", "an apple"), ("c", "", "b")]
   assert [row.texts for row in readers.read_rows(bitext)] == rows
@@ -82,11 +82,11 @@ def test_languages_come_from_the_name_or_are_given(tmp_path):
 
 def test_moses_files_with_any_code_of_opus(tmp_path):
   for code in ("pt_br", "zh_CN"):
-    names = [f"Ted.en-{code}.{side}" for side in ("en", code)]
+    names = [f"Ted.en-{code}.{suffix}" for suffix in ("en", code)]
     paths = [line_files.write_text(tmp_path / name, "a\n") for name in names]
     for path in paths:
-      for given in (None, ("en", code)):
-        (bitext,) = readers.find_bitext(str(path), languages=given)
+      for pair in (None, ("en", code)):
+        (bitext,) = readers.find_bitext(str(path), languages=pair)
         assert bitext.target == language(code)
         assert bitext.paths == tuple(map(str, paths))
   for name, message in (("x.de-en.de", "needs one counterpart"), ("x.zip", "unknown format")):
@@ -101,12 +101,12 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"))
   assert (bitext.source, bitext.target) == (language("de"), language("en"))
   line_files.write_text(tmp_path / "train.fr", "a\n")
-  with pytest.raises(errors.InputError, match="there are files in French, German, English; add it"):
+  with pytest.raises(errors.InputError, match="files in French, German, English; add it"):
     readers.find_bitext(str(tmp_path / "train.en"))
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
   assert bitext.paths == (str(tmp_path / "train.fr"), str(tmp_path / "train.de"))
   (tmp_path / "train.de.gz").write_bytes(gzip.compress(b"a\n"))
-  with pytest.raises(errors.InputError, match=r"there are .*train.de and .*train.de.gz"):
+  with pytest.raises(errors.InputError, match=r"both .*train.de and .*train.de.gz"):
     readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
 
 

@@ -19,11 +19,11 @@ def write(folder, qrels="q1\td2\t1\nq1\td1\t0\n"):
 
 def test_judged_queries_all_documents_and_grades(tmp_path):
   write(tmp_path)
-  found = retrieval_sets.read(tmp_path)
-  assert found.queries == {"q1": "what"}
-  assert found.documents == {"d1": "T one", "d2": "two"}
-  assert found.relevance == {"q1": {"d2": 1, "d1": 0}}
-  assert found.with_prompts("q: ", "d: ").documents == {"d1": "d: T one", "d2": "d: two"}
+  retrieval_set = retrieval_sets.read(tmp_path)
+  assert retrieval_set.queries == {"q1": "what"}
+  assert retrieval_set.documents == {"d1": "T one", "d2": "two"}
+  assert retrieval_set.relevance == {"q1": {"d2": 1, "d1": 0}}
+  assert retrieval_set.with_prompts("q: ", "d: ").documents == {"d1": "d: T one", "d2": "d: two"}
 
 
 @pytest.mark.parametrize("line", ["q3\td1\t1", "q1\td9\t1", "q1\td1", "q1\td1\tx"])

@@ -19,13 +19,13 @@ WITH_ALL = {**PAIR_LENGTHS, "negatives": (3, 6), "teacher_inputs": 4, "teacher_t
 FILES = {"a.de-en.tsv": 14, "b.de-en.tsv": 9, "c.fr-en.tsv": 6}
 
 
-def vector(file, line, side):
-  return [ord(file[0]), line, side, 0.5]
+def vector(file, line, index):
+  return [ord(file[0]), line, index, 0.5]
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-  """Some lines are dropped: an empty side, or more than 10 bytes. Of negatives some are empty."""
+  """Files in which some lines are dropped (an empty or long side) and some negatives are empty."""
   root = tmp_path_factory.mktemp("corpus")
   folder = root / "bitext"
   for name, count in FILES.items():
@@ -39,7 +39,7 @@ def corpus(tmp_path_factory):
     name = file.paths[0].rsplit("/", 1)[-1]
     path = root / "vectors" / "bitext" / f"{name}.npy"
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [[vector(name, i, side) for side in (0, 1)] for i in range(FILES[name])]
+    lines = [[vector(name, i, index) for index in (0, 1)] for i in range(FILES[name])]
     np.save(path, np.array(lines, np.float32))
   return root
 
@@ -51,12 +51,12 @@ def files(corpus, **options):
 
 
 def check(row):
-  """Whether everything in a row is of one line of one file; gives what tells the row."""
+  """Asserts that all features of a row are from one line. Returns the line's file and number."""
   source, target = (BYTES.decode(row[name].tolist()) for name in ("inputs", "targets"))
   file, line = source[0], int(source[1:])
   assert target == f"{file.upper()}{line}"
-  for side, name in enumerate(("teacher_inputs", "teacher_targets")):
-    assert row[name].tolist() == vector(file, line, side)
+  for index, name in enumerate(("teacher_inputs", "teacher_targets")):
+    assert row[name].tolist() == vector(file, line, index)
   return file, line
 
 
@@ -78,7 +78,7 @@ def test_every_row_has_its_own_negatives_and_vectors(corpus):
       file, line = check(row)
       seen.append((file, line))
       first, third = BYTES.encode([f"n{line}", f"longer{line}"], 5)
-      # An empty one has no EOS token: it does not exist.
+      # An empty negative is missing, so it has no EOS token.
       expected = [first + [0] * (5 - len(first)), [0] * 5, third, [0] * 5]
       assert row["negatives"].tolist() == expected
   assert len(seen) == len(EXPECTED)
@@ -87,7 +87,7 @@ def test_every_row_has_its_own_negatives_and_vectors(corpus):
     check(row)
 
 
-def test_a_file_all_of_whose_negatives_are_empty(tmp_path):
+def test_a_file_with_only_empty_negatives(tmp_path):
   (tmp_path / "x.de-en.tsv").write_text("a\tb\t\n", encoding="utf-8")
   name = bitext.files(str(tmp_path / "*.tsv"), BYTES, negatives=1)
   for lengths in ({**PAIR_LENGTHS, "negatives": (1, 5)}, None):
@@ -115,7 +115,7 @@ def test_features_end_with_eos_only_if_the_vocabulary_has_one(data_root):
   assert with_end["input_language"].vocabulary.vocab_size > len(languages.LANGUAGES)
 
 
-def test_pairs_are_padded_under_their_own_names():
+def test_padded_features_keep_their_names():
   dataset = BitextFeatureConverter(pack=False, use_custom_packing_ops=False)(
     _dataset(**ROW), ROW_LENGTHS
   )

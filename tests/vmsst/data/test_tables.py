@@ -10,7 +10,7 @@ from vmsst.data import readers, tables
 from vmsst.languages import language
 
 
-def test_a_dataset_s_files_are_read_and_shared_where_they_are(tmp_path, monkeypatch):
+def test_files_of_a_dataset_are_read_in_place_and_shared(tmp_path, monkeypatch):
   pairs = [(f"s{i}", f"t{i}") for i in range(10)]
   folder = opus_tree.write_dataset(tmp_path, "x", {("de", "en"): pairs}, validation=0, shards=3)
   files, teacher = readers.find_bitext(f"{folder}/*-train*"), str(tmp_path / "teacher")
@@ -48,12 +48,12 @@ def test_vectors_of_another_shape_or_number_are_refused(tmp_path):
 
 def test_vectors_are_taken_across_arrays():
   arrays = [np.arange(n * 2 * 2, dtype=np.float32).reshape(n, 2, 2) + 100 * n for n in (3, 0, 2)]
-  whole = np.concatenate(arrays)
+  expected = np.concatenate(arrays)
   for numbers in ([3, 0, 2, 0], []):
     index = np.array(numbers, np.int64)
-    for side in (0, 1):
-      column = tables.VectorColumn(arrays, side)
-      np.testing.assert_array_equal(column[index], whole[index, side])
+    for column_index in (0, 1):
+      column = tables.VectorColumn(arrays, column_index)
+      np.testing.assert_array_equal(column[index], expected[index, column_index])
     column = tables.VectorColumn(arrays, 0, index)
     turned = np.arange(len(index))[::-1]
-    np.testing.assert_array_equal(column[turned], whole[index[::-1], 0])
+    np.testing.assert_array_equal(column[turned], expected[index[::-1], 0])

@@ -22,9 +22,9 @@ def read(data, **options):
   ((name, settings),) = training_sets.by_name(data, "pairs", **options).items()
   opened = training_sets.open_set(name, settings, PROMPTS)
   columns = opened.table.rows(np.arange(len(opened.table)))
-  found = {key: x for key, x in columns.items() if not key.endswith("language")}
+  texts = {key: x for key, x in columns.items() if not key.endswith("language")}
   return opened.roles, {
-    key: x.tolist() if isinstance(x, np.ndarray) else x for key, x in found.items()
+    key: x.tolist() if isinstance(x, np.ndarray) else x for key, x in texts.items()
   }
 
 
@@ -127,7 +127,7 @@ def test_named_columns(tmp_path, records, options, expected, in_file):
   ([{"x": "a", "y": "b", "z": "c", "label": [1]}, {"x": "a", "y": "b", "label": [1, 2, 3]}],
    "pairs: pair 1 has 1 scores"),
 ])  # fmt: skip
-def test_what_cannot_be_read_is_named(data, message):
+def test_errors_name_the_row_that_cannot_be_read(data, message):
   with pytest.raises(errors.InputError, match=message):
     read(data)
 
@@ -236,14 +236,14 @@ def test_batches_resume_and_have_the_features_of_their_set():
     ]
     return get_batches(sets, 4, 6, seed=3)
 
-  whole, resumed = batches(), batches()
-  first = [next(whole) for _ in range(5)]
-  resumed.set_state(json.loads(json.dumps(whole.state())))
+  uninterrupted, resumed = batches(), batches()
+  first = [next(uninterrupted) for _ in range(5)]
+  resumed.set_state(json.loads(json.dumps(uninterrupted.state())))
   for _ in range(5):
-    batch, again = next(whole), next(resumed)
-    assert batch.keys() == again.keys()
+    batch, resumed_batch = next(uninterrupted), next(resumed)
+    assert batch.keys() == resumed_batch.keys()
     for name in batch:
-      np.testing.assert_array_equal(batch[name], again[name])
+      np.testing.assert_array_equal(batch[name], resumed_batch[name])
   for batch in first:
     if "scores" in batch:
       assert batch["scores"].shape == (4, 1)
@@ -261,11 +261,11 @@ def test_the_digest_is_of_texts_scores_and_use():
 
   same = digest([("a", "b")])
   assert same == digest([{"x": "a", "y": "b"}])
-  others = [
+  variants = [
     digest([("a", "c")]),
     digest([("ab", " "), ("a", "b")], prompts=("", "p")),
     digest([("a", "b")], weight=2),
     digest([{"x": "a", "y": "b", "score": 1}]),
     digest([{"x": "a", "y": "b", "score": 2}]),
   ]
-  assert len({same, *others}) == 1 + len(others)
+  assert len({same, *variants}) == 1 + len(variants)

@@ -67,10 +67,10 @@ def test_every_letter_is_lowercased_alike_in_python_and_tensorflow():
 
 def test_encode_keeps_the_eos_token_when_it_cuts_and_decode_stops_there(model_with_eos):
   vocabulary = vocabularies.SentencePieceVocabulary(model_with_eos)
-  (whole,) = vocabulary.tokenize(["Hello world"])
-  assert vocabulary.encode(["Hello world"], 100) == [[*whole, 1]]
-  assert vocabulary.encode(["Hello world", ""], 3) == [[*whole[:2], 1], [1]]
-  assert vocabulary.decode([*whole, 1, 0, 0, 5]) == "Hello world"
+  (ids,) = vocabulary.tokenize(["Hello world"])
+  assert vocabulary.encode(["Hello world"], 100) == [[*ids, 1]]
+  assert vocabulary.encode(["Hello world", ""], 3) == [[*ids[:2], 1], [1]]
+  assert vocabulary.decode([*ids, 1, 0, 0, 5]) == "Hello world"
   byte = vocabularies.ByteVocabulary()
   assert byte.encode(["abc"], 3) == [[100, 101, 1]]
   assert byte.decode(byte.encode(["né 日"], 50)[0] + [0, 0]) == "né 日"
@@ -114,10 +114,10 @@ def test_vocab_training_is_deterministic_and_samples_from_all_lines(tmp_path):
     assert [*counts.values()] == [2, 220, 48]
     return output.read_bytes()
 
-  whole = train(None)
-  assert whole == train(270)
+  all_lines = train(None)
+  assert all_lines == train(270)
   sampled = train(42)
-  assert whole != sampled == train(42)
+  assert all_lines != sampled == train(42)
   # None of the first 42 lines has the letter.
   assert "z" in vocabularies.SentencePieceVocabulary(str(output)).decode([*range(3, 45)])
 

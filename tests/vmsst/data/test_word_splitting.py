@@ -19,7 +19,7 @@ from vmsst.encoder import encoder as encoder_lib
 from vmsst.tasks import bitext
 
 
-def test_rules_are_those_of_sacremoses():
+def test_rules_equal_sacremoses():
   sacremoses = pytest.importorskip("sacremoses")
   texts = ["M. le Dr. A.B. Ça i.e. là. Etc. a.", "т.е. А.С. Пушкин. да", "No. 5 No. a ... x.y"]
   texts += ["Mr. Smith's dog isn't \"here\".", "<b>R&D</b>\tand  No. Way! ", "«Oui», 8 % près"]
@@ -105,12 +105,12 @@ def vocabulary():
 
 @pytest.fixture(scope="module")
 def expected(vocabulary):
-  """Ids of each text with its EOS token, by SentencePiece alone, and of the English one."""
+  """Ids of each text by SentencePiece alone, EOS included, and ids of the English text."""
   processor = sentencepiece.SentencePieceProcessor(model_file=vocabulary.path)
   ids = {code: [*processor.encode(words), 1] for code, (_, words) in TEXTS.items()}
-  plain = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)
+  unsplit = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)
   for code, (text, _) in TEXTS.items():
-    assert plain.encode([text], 99) != [ids[code]]
+    assert unsplit.encode([text], 99) != [ids[code]]
   return ids | {"eng": [*processor.encode(ENGLISH[1]), 1]}
 
 
@@ -127,16 +127,16 @@ def test_tasks_split_words(tmp_path, vocabulary, expected):
 def test_encoders_split_words(vocabulary, expected, monkeypatch):
   network = types.SimpleNamespace(latent_dim=64, config=None)
   encoder = vmsst.Encoder(network, {}, vocabulary, max_length=64)
-  # Ids in place of vectors.
+  # The fake backend returns ids in place of vectors.
   encoder._backend.start = lambda ids_BT, alone: functools.partial(
     np.pad, ids_BT, ((0, 0), (0, 64 - ids_BT.shape[1]))
   )
-  wanted = np.array([ids + [0] * (64 - len(ids)) for ids in expected.values()])
+  expected_ids = np.array([ids + [0] * (64 - len(ids)) for ids in expected.values()])
   texts = [*(text for text, _ in TEXTS.values()), ENGLISH[0]]
-  np.testing.assert_array_equal(encoder.encode(texts[:1], language="deu"), wanted[:1])
+  np.testing.assert_array_equal(encoder.encode(texts[:1], language="deu"), expected_ids[:1])
   monkeypatch.setattr(encoder_lib, "_WINDOW", 2)  # languages are cut as sentences are
-  found = encoder.encode(texts, language=list(expected), batch_size=2)
-  np.testing.assert_array_equal(found, wanted)
+  vectors = encoder.encode(texts, language=list(expected), batch_size=2)
+  np.testing.assert_array_equal(vectors, expected_ids)
   with pytest.raises(errors.InputError, match="pass language="):
     encoder.encode(texts)
 
@@ -145,8 +145,8 @@ def test_negatives_are_split_as_targets(vocabulary):
   columns = {"inputs": ["L'eau"], "targets": ["it's"], "negatives": [["he's", "a."]]}
   columns |= {"input_language": np.array([[83]]), "target_language": np.array([[74]])}
   tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
-  found = tokenizer(columns, dict.fromkeys(columns))
-  plain = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)
-  ids = [found["inputs"][0], found["targets"][0], *found["negatives"][0]]
+  rows = tokenizer(columns, dict.fromkeys(columns))
+  unsplit = vocabularies.SentencePieceVocabulary(vocabulary.path, lowercase=True)
+  ids = [rows["inputs"][0], rows["targets"][0], *rows["negatives"][0]]
   for row, text in zip(ids, ["L' eau", "it 's", "he 's", "a ."], strict=True):
-    assert [x for x in row.tolist() if x] == plain.encode([text], 99)[0]
+    assert [x for x in row.tolist() if x] == unsplit.encode([text], 99)[0]

@@ -10,15 +10,16 @@ import pytest
 
 @dataclasses.dataclass
 class Page:
-  """The server's content at a path.
+  """Content of the server at a path, and how requests fail.
 
-  `statuses` and `stops` are for the first, second ... request: the status to return (200 after the
-  last), and the number of bytes after which the connection breaks (None and after the last: never).
+  `statuses` has the status of the first requests. 0, and all later requests, mean success. `stops`
+  has the number of bytes after which the connection breaks, for the first requests. None, and all
+  later requests, mean a complete answer.
   """
 
   content: bytes = b""
   ranges: bool = True
-  raw: bytes | None = None  # is sent instead of an HTTP response
+  raw: bytes | None = None  # sent instead of an HTTP response
   location: str = ""  # target of a redirect
   headers: dict = dataclasses.field(default_factory=lambda: {"ETag": '"1"'})
   statuses: list = dataclasses.field(default_factory=list)
@@ -64,7 +65,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 class Server(http.server.ThreadingHTTPServer):
-  """Serves `pages` by path and records path and Range of `requests`."""
+  """Serves `pages` by path, and records the path and Range header of each request."""
 
   daemon_threads = True
 
@@ -80,7 +81,7 @@ class Server(http.server.ThreadingHTTPServer):
     return f"http://127.0.0.1:{self.server_port}{path}"
 
   def put(self, path, content=b"", **options):
-    """Puts a page at a path; returns its address."""
+    """Adds a page; returns its URL."""
     self.pages[path] = Page(content, **options)
     return self.url(path)
 

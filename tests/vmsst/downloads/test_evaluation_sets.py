@@ -27,7 +27,7 @@ def tar(compression, members):
 
 
 def served(server, name, contents):
-  """A set of the catalog with other files; `contents` is by the ends of their addresses."""
+  """Returns a set of the catalog with files on the server. `contents` has them by URL ending."""
   whole = evaluation_sets.catalog()[name]
   items = []
   for item in whole.items:
@@ -60,15 +60,16 @@ def test_the_catalog_is_sound():
       assert ".." not in item.to + item.path
       kind, _, digits = item.checksum.partition(":")
       assert len(bytes.fromhex(digits)) == {"git": 20, "sha256": 32, "": 0}[kind]
-      # A file without its own path is unpacked or joined.
+      # A file without a path below the root is an archive or a table to join.
       assert bool(item.to) != bool(each.unpack or each.tables), each.name
-    for place in (*(item.to for item in each.items), *each.table_parts):
-      assert not place or place.startswith(each.folder + "/")
-  assert [len(known[x].table_parts or known[x].items) for x in ("tatoeba", "sib200")] == [224, 205]
+    for path in (*(item.to for item in each.items), *each.table_splits):
+      assert not path or path.startswith(each.folder + "/")
+  counts = [len(known[x].table_splits or known[x].items) for x in ("tatoeba", "sib200")]
+  assert counts == [224, 205]
   folders = {each.folder.split("/")[0] for each in known.values()}
   for name, benchmark in benchmarks.BENCHMARKS.items():
     tops = {folder.split("/")[0] for folder in benchmark.files.folders}
-    assert tops <= folders or name == "mining"  # which accepts any corpora
+    assert tops <= folders or name == "mining"  # Mining accepts any corpora.
 
 
 def test_a_set_is_moved_to_a_store(server, fetcher, monkeypatch):
@@ -141,7 +142,7 @@ def test_tables_are_joined(server, fetcher, tmp_path):
   ]
   assert set(files(tmp_path)) == {"sib200/eng_Latn.tsv"}
   (task,) = benchmarks.BENCHMARKS["sib200"].read(tmp_path)
-  assert [len(side.texts) for side in task.sides] == [1, 1, 1]
+  assert [len(x.texts) for x in task.text_sets] == [1, 1, 1]
 
 
 def test_quotes_of_a_table_without_quoting_are_kept(server, fetcher, tmp_path):

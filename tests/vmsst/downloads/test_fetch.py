@@ -1,4 +1,4 @@
-"""Downloads over HTTP: resumed, verified, and one clear error for any malformed response."""
+"""Tests downloads over HTTP: they resume, verify the file, and report malformed responses."""
 
 import hashlib
 import random
@@ -15,7 +15,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 def leftovers(folder):
-  """Names of files; an incomplete file is "part"."""
+  """Returns the names of the files in a folder; an incomplete file is "part"."""
   names = (path.name for path in folder.iterdir())
   return sorted("part" if name.endswith(".vmsst-part") else name for name in names)
 
@@ -38,7 +38,7 @@ def test_a_file_arrives_whole_and_is_not_fetched_again(server, fetcher, tmp_path
 
 
 def test_broken_connections_are_resumed(server, fetcher, tmp_path):
-  # More breaks than attempts, but each attempt yields new bytes.
+  # The connection breaks more often than attempts are allowed, but each attempt yields new bytes.
   url = server.put("/a", CONTENT, stops=[100_000] * 6)
   fetcher.fetch(fetch.File(url), tmp_path / "a")
   assert (tmp_path / "a").read_bytes() == CONTENT
@@ -78,12 +78,12 @@ def test_without_a_tag_only_files_with_a_checksum_are_resumed(server, fetcher, t
     server.requests.clear()
     fetcher.fetch(each, tmp_path / f"a{len(requests)}")
     assert [asked for _, asked in server.requests] == [None, "bytes=299999-", *requests]
-  # The file changes in between, with the same length: only the checksum detects it.
+  # The file changes between the attempts but keeps its length, so only the checksum detects it.
   server.put("/a", b"x" * len(CONTENT), stops=[300_000] * 3, headers={}, ranges=False)
   with pytest.raises(errors.InputError):
     fetcher.fetch(file, tmp_path / "again")
   server.put("/a", CONTENT, headers={})
-  with pytest.raises(errors.InputError, match=r"sha256 checksum .*not kept; rerun"):
+  with pytest.raises(errors.InputError, match=r"sha256 checksum .*was deleted; rerun"):
     fetcher.fetch(file, tmp_path / "again")
 
 
@@ -91,7 +91,7 @@ def test_without_a_tag_only_files_with_a_checksum_are_resumed(server, fetcher, t
   ("file", "options", "message"),
   [
     ({"size": 5}, {}, "has 700,001 bytes, not 5; check whether"),
-    ({"checksum": "sha256:" + "0" * 64}, {}, "sha256 checksum .* not 0000.*not kept"),
+    ({"checksum": "sha256:" + "0" * 64}, {}, "sha256 checksum .* not 0000.*was deleted"),
     ({}, {"statuses": [404]}, "404: Not Found; gave up after 1 "),
     ({}, {"raw": _HEAD + b"\r\n" + CONTENT}, "unknown length"),
     ({}, {"raw": _HEAD + b"Content-Length: 900000\r\n\r\n" + CONTENT}, "ended after.*gave up"),

@@ -10,7 +10,7 @@ from vmsst.downloads import opus
 
 
 def record(server, pair, corpus="Europarl", version="v8", **changes):
-  """A record in the format of the OPUS API, of a file on the server."""
+  """Adds a file to the server, and returns its record in the format of the OPUS API."""
   path = f"/OPUS-{corpus}/{version}/moses/{pair}.txt.zip"
   content = b"PK" + pair.encode() * 5000
   url = server.put(path, content)
@@ -28,7 +28,7 @@ def put_list(server, records):
 
 @pytest.fixture
 def listed(server, monkeypatch):
-  """Releases on the server, and a list of them there instead of that of OPUS."""
+  """Adds releases and their list to the server, and replaces the address of the OPUS API."""
   monkeypatch.setattr(opus, "API", server.url("/opusapi/"))
   records = [record(server, pair) for pair in ("de-en", "en-fr", "en-zh_cn", "bg-cs")]
   records.append(record(server, "af-en", alignment_pairs=0, size=0))
@@ -97,7 +97,7 @@ def test_the_command(server, tmp_path, capsys):
   commands.download_data("opus", *chosen, "--list")
   assert "2 files" in capsys.readouterr().out
   requests = len(server.requests)
-  for count in (3, 4):  # Two files and the list; then the list alone.
+  for count in (3, 4):  # First two files and the list, then only the list.
     commands.download_data("opus", *chosen, "--output", str(tmp_path))
     assert "Europarl/v8/moses/de-en.txt.zip" in capsys.readouterr().out
     assert len(server.requests) == requests + count

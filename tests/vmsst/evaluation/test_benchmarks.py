@@ -11,7 +11,7 @@ from vmsst.evaluation.benchmarks import BENCHMARKS, held_out_texts
 
 @pytest.fixture(scope="module")
 def roots(tmp_path_factory):
-  """The same data on this machine and in a store, which other tests of this module only read."""
+  """Roots of the same data, on this machine and in a store. Tests must not change the files."""
   with pytest.MonkeyPatch.context() as patch:
     memory_store.installed(patch)
     root = benchmark_trees.write(tmp_path_factory.mktemp("data"))
@@ -19,7 +19,7 @@ def roots(tmp_path_factory):
 
 
 def described(task):
-  return task.name, task.sides, list(task.texts())
+  return task.name, task.text_sets, list(task.held_out_texts())
 
 
 def test_a_store_has_the_same_tasks_digests_and_texts_to_exclude_from_training(roots):
@@ -39,7 +39,7 @@ def _sts(folder, name, pairs, scores):
   return {f"sts/{folder}.input.{name}.txt": pairs, f"sts/{folder}.gs.{name}.txt": scores}
 
 
-# Benchmark, content of its files, and the message.
+# Benchmark, content of files by path, and the expected message.
 _CASES = [
   ("sts", _sts("2012/STS", "MSRpar", "a\tb\nc\td\n", "1\nx\n"), "gs.MSRpar.txt:2: 'x' is not a"),
   ("sts", _sts("2014/STS", "images", "a\tb\nc\td\n", "1\n"), "images.txt has 2 lines and .* has 1"),
@@ -63,7 +63,7 @@ _CASES = [
 ]
 
 
-def test_each_fault_is_one_line_with_its_file(tmp_path):
+def test_errors_in_files_are_one_line_with_the_path(tmp_path):
   for number, (name, content, message) in enumerate(_CASES):
     root = tmp_path / str(number)
     for path, text in content.items():
@@ -85,16 +85,16 @@ def texts_of(root):
   return texts
 
 
-def test_only_texts_that_are_scored_or_looked_up_come_and_documents_come_by_sentence(tmp_path):
-  found = texts_of(benchmark_trees.write(tmp_path))
-  assert found["tatoeba"] == {f"{word} {n}" for word in ("ja", "yes") for n in range(5)}
-  assert found["sib200"] == {f"{split} {n}" for split in ("dev", "test") for n in range(4)}
-  assert found["mldoc"] == {"It is dev.", "It is test.", "This is english.", "This is german."}
-  assert found["paracrawl"] == {f"{word} {n}" for word in ("a", "ein") for n in range(5)}
-  # Not those of the knowledge base.
-  assert found["questions"] == {f"{word} {n}" for word in ("who", "where", "wo") for n in range(3)}
+def test_held_out_texts_are_test_texts_and_queries_with_documents_split_into_sentences(tmp_path):
+  texts = texts_of(benchmark_trees.write(tmp_path))
+  assert texts["tatoeba"] == {f"{word} {n}" for word in ("ja", "yes") for n in range(5)}
+  assert texts["sib200"] == {f"{split} {n}" for split in ("dev", "test") for n in range(4)}
+  assert texts["mldoc"] == {"It is dev.", "It is test.", "This is english.", "This is german."}
+  assert texts["paracrawl"] == {f"{word} {n}" for word in ("a", "ein") for n in range(5)}
+  # The questions of the knowledge base are not held out.
+  assert texts["questions"] == {f"{word} {n}" for word in ("who", "where", "wo") for n in range(3)}
 
 
 def test_a_folder_without_evaluation_sets_is_an_error(tmp_path):
-  with pytest.raises(errors.InputError, match="has no evaluation set: give the data folder of"):
+  with pytest.raises(errors.InputError, match="has no evaluation set; give the data folder of"):
     texts_of(tmp_path)

@@ -31,11 +31,11 @@ def test_mteb_compares_one_vector_with_another(run):
   model = mteb_models.MtebModel(encoder, "tiny")
   vectors_ND = encoder.encode(LINES)
   scores_NN = encoder.similarity(vectors_ND)
-  # As its summarization tasks do.
+  # MTEB's summarization tasks call it with single vectors.
   assert float(model.similarity(vectors_ND[0], vectors_ND[1])) == pytest.approx(scores_NN[0, 1])
   assert model.similarity(vectors_ND, vectors_ND[1]).shape == (3, 1)
-  found_N = model.similarity_pairwise(vectors_ND[:2], vectors_ND[1:])
-  np.testing.assert_allclose(found_N, [scores_NN[0, 1], scores_NN[1, 2]], rtol=1e-5)
+  pairwise_N = model.similarity_pairwise(vectors_ND[:2], vectors_ND[1:])
+  np.testing.assert_allclose(pairwise_N, [scores_NN[0, 1], scores_NN[1, 2]], rtol=1e-5)
 
 
 def test_mteb_files_the_results_of_each_prompt_apart():
@@ -50,13 +50,13 @@ def test_mteb_files_the_results_of_each_prompt_apart():
 
 def test_mteb_s_texts_have_the_language_and_script_of_their_subset():
   pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
-  encoder, given = fake_encoders.FakeEncoder(fake_encoders.random_vector), []
+  encoder, codes = fake_encoders.FakeEncoder(fake_encoders.random_vector), []
   encode = encoder.encode
-  encoder.encode = lambda texts, language: given.append(language) or encode(texts)
+  encoder.encode = lambda texts, language: codes.append(language) or encode(texts)
   metadata = types.SimpleNamespace(hf_subsets_to_langscripts={"zho_Hant": ["zho-Hant"]})
-  about = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "zho_Hant"}
-  mteb_models.MtebModel(encoder, "tiny").encode([{"text": ["a", "b"]}], **about)
-  assert [languages.language(x).name for x in given] == ["Chinese (traditional)"]
+  options = {"task_metadata": metadata, "hf_split": "test", "hf_subset": "zho_Hant"}
+  mteb_models.MtebModel(encoder, "tiny").encode([{"text": ["a", "b"]}], **options)
+  assert [languages.language(x).name for x in codes] == ["Chinese (traditional)"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -81,15 +81,15 @@ def test_mteb_s_benchmarks_stand_for_their_tasks(run, tmp_path, monkeypatch, cap
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_mteb_s_own_tatoeba_has_the_accuracy_of_ours(run, tmp_path, data_root, monkeypatch, capsys):
+def test_tatoeba_in_mteb_has_the_same_accuracy(run, tmp_path, data_root, monkeypatch, capsys):
   mteb = pytest.importorskip("mteb", reason="needs mteb (pip install 'vmsst[mteb]')")
   datasets = pytest.importorskip("datasets")
   paths = (data_root / "tatoeba" / f"tatoeba.deu-eng.{code}.gz" for code in ("deu", "eng"))
-  sides = [list(text_files.read_lines(str(path)))[:200] for path in paths]
+  texts = [list(text_files.read_lines(str(path)))[:200] for path in paths]
   task = mteb.get_task("Tatoeba", languages=["deu"])
 
   def load_data(**options):
-    columns = {"sentence1": sides[0], "sentence2": sides[1]}
+    columns = {"sentence1": texts[0], "sentence2": texts[1]}
     task.dataset = {"deu-eng": {"test": datasets.Dataset.from_dict(columns)}}
     task.data_loaded = True
 
@@ -100,7 +100,7 @@ def test_mteb_s_own_tatoeba_has_the_accuracy_of_ours(run, tmp_path, data_root, m
   assert capsys.readouterr().out.startswith("Tatoeba ")
   (path,) = tmp_path.rglob("Tatoeba.json")
   saved = json.loads(path.read_text())["scores"]["test"][0]
-  german_ND, english_ND = map(vmsst.load(run).encode, sides)
-  unit_ND, base_ND = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (german_ND, english_ND))
-  expected = np.mean((unit_ND @ base_ND.T).argmax(axis=1) == np.arange(200))
+  vectors = map(vmsst.load(run).encode, texts)
+  german_ND, english_ND = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in vectors)
+  expected = np.mean((german_ND @ english_ND.T).argmax(axis=1) == np.arange(200))
   assert saved["accuracy"] == pytest.approx(expected)

@@ -6,10 +6,10 @@ from vmsst.evaluation import benchmarks, papers
 from vmsst.evaluation.benchmarks import bitext_retrieval
 
 
-def test_numbers_of_results_are_found_by_their_names_and_languages():
+def test_published_numbers_are_looked_up_by_name_and_languages():
   result = papers.for_result
   assert papers.for_average("tatoeba", "average (incomplete)") == []
-  # Languages match in any code and, without an arrow, in either order.
+  # Languages match in any code standard and, without an arrow, in either order.
   first, *_ = result("tatoeba", "deu", ("de", "en"), "average")
   assert first == result("tatoeba", "deu", ("eng", "deu"), "average")[0]
   assert result("tatoeba", "deu", ("deu", "fra"), "average") == []
@@ -22,10 +22,10 @@ def test_numbers_of_results_are_found_by_their_names_and_languages():
   assert result("xlsts", "track4b.es-en", ("es", "en"), "pearson") == []
 
 
-def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
+def test_averages_of_benchmarks_have_published_numbers():
   keys = [
     *papers.content()["main"],
-    *(key for part in papers.SCORE_PARTS.values() for key in part),
+    *(key for averages in papers.SCORE_COMPONENTS.values() for key in averages),
     *(("sts", f"{x} {year}") for x in ("pearson", "spearman") for year in range(2012, 2017)),
     *(("xlsts", f"{x} different languages") for x in ("pearson", "spearman")),
     *(("tatoeba", name) for name in bitext_retrieval.TATOEBA_GROUPS),
@@ -34,7 +34,7 @@ def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
       for metric, groups in bitext_retrieval.FLORES_GROUPS.items()
       for name in groups
     ),
-    *(("mldoc", f"accuracy {way} English") for way in ("from", "into")),
+    *(("mldoc", f"accuracy {direction} English") for direction in ("from", "into")),
   ]
   for benchmark, name in keys:
     assert benchmark in benchmarks.BENCHMARKS
@@ -42,8 +42,8 @@ def test_benchmarks_here_have_the_names_that_numbers_are_found_by():
 
 
 def printed_rows():
-  """Returns results and Scores from rows of the VMSST paper's Tables 1, 4 and 7."""
-  keys = [key for part in papers.SCORE_PARTS.values() for key in part]
+  """Returns results and Scores of the rows in Tables 1, 4 and 7 of the VMSST paper."""
+  keys = [key for averages in papers.SCORE_COMPONENTS.values() for key in averages]
   rows = collections.defaultdict(lambda: ({"absent": {}, "benchmarks": {}}, []))
   for number in papers.load():
     if number.paper == "vmsst" and number.table in ("1", "4", "7"):
@@ -56,12 +56,12 @@ def printed_rows():
   return rows
 
 
-def test_printed_parts_give_the_printed_score():
+def test_published_components_give_the_published_score():
   rows = printed_rows()
   assert len(rows) == 12 + 9 + 12
   for results, (score,) in rows.values():
     assert papers.overall_score(results)["Score"] == pytest.approx(score, abs=0.06)
-  # A part lacks sets.
+  # An incomplete component gives no Score.
   summary = results["benchmarks"]["tatoeba"]["summary"]
   summary["average (incomplete)"] = summary.pop("average")
   assert papers.overall_score(results) == {}

@@ -25,7 +25,7 @@ def test_similarity_shows_the_cosines_of_sentences():
   assert len(axes.texts) == 6
 
 
-def test_languages_shows_two_principal_components_in_a_group_for_each():
+def test_languages_shows_two_principal_components_by_language():
   axes = vmsst.plots.languages(VECTORS, ["de", "en", "de"] * 4).axes[0]
   groups = [points.get_offsets() for points in axes.collections]
   assert [len(group) for group in groups] == [8, 4]

@@ -14,40 +14,39 @@ SYSTEM = "VMSST 24L mT5"
 COMPARED = "Averages, next to published ones"
 
 
-def scored(summary, results=(), title="Title", **more):
-  """Returns results of a benchmark; `results` are name, languages and metrics."""
-  listed = [dict(zip(("name", "languages", "metrics"), x, strict=True)) for x in results]
-  record = {"title": title, "summary": summary, "missing": [], "results": listed}
-  return record | more
+def scored(summary, results=(), title="Title", **fields):
+  """Returns the record of a benchmark; each result is a name, languages and metrics."""
+  records = [dict(zip(("name", "languages", "metrics"), x, strict=True)) for x in results]
+  return {"title": title, "summary": summary, "missing": [], "results": records, **fields}
 
 
-def tatoeba(value, codes=("deu", "fra", "rus"), key="average", **more):
-  return scored({key: value}, [(x, [x, "eng"], {"average": value}) for x in codes], **more)
+def tatoeba(value, codes=("deu", "fra", "rus"), key="average", **fields):
+  return scored({key: value}, [(x, [x, "eng"], {"average": value}) for x in codes], **fields)
 
 
 def matrix(name, labels, error):
-  """Returns a result of `benchmarks.agnosticism`; labels are codes, or "pl_1"."""
+  """Returns a result of `benchmarks.agnosticism`; labels are codes, with suffixes such as "_1"."""
   codes = [label.split("_")[0] for label in labels]
   arrays = {"labels": labels, "error": error}
   return {"name": name, "languages": codes, "metrics": {"error": 1.0}, "arrays": arrays}
 
 
-def record(encoder, benchmarks, **more):
-  rest = {"seen": None, "absent": {}, "failed": {}}
-  return {"encoder": {"name": encoder}, **rest, "benchmarks": benchmarks, **more}
+def record(encoder, benchmarks, **fields):
+  defaults = {"seen": None, "absent": {}, "failed": {}}
+  return {"encoder": {"name": encoder}, **defaults, "benchmarks": benchmarks, **fields}
 
 
-def write(folder, *results, **more):
+def write(folder, *results, **fields):
   folder.mkdir()
-  text = json.dumps(record(*results, **more))
+  text = json.dumps(record(*results, **fields))
   (folder / "results.json").write_text(text, encoding="utf-8")
   return folder
 
 
-def content(results, **more):
-  """Returns headings, notes, and tables by section and title, of results by encoder."""
-  evaluated = {encoder: record(encoder, x, **more) for encoder, x in results.items()}
-  sections = report.sections(evaluated)
+def content(results, **fields):
+  """Returns the headings, the notes, and the tables by section and title, of a report."""
+  by_encoder = {encoder: record(encoder, x, **fields) for encoder, x in results.items()}
+  sections = report.sections(by_encoder)
   tables = {
     (section.title, table.title): {
       row: dict(zip(table.header[1:], cells, strict=True)) for row, cells in table.rows.items()
@@ -87,25 +86,25 @@ def test_numbers_are_next_to_published_ones_and_cut_vectors():
 
 def test_own_files_come_first():
   name = "/runs/vmsst_24l/checkpoint_9"
-  own = scored({"accuracy": 90.0}, title="my.de-en.tsv")
-  headings, _, tables = content({name: {"xlsts": scored({"pearson": 70.0}), "bitext-my": own}})
+  bitext = scored({"accuracy": 90.0}, title="my.de-en.tsv")
+  headings, _, tables = content({name: {"xlsts": scored({"pearson": 70.0}), "bitext-my": bitext}})
   assert headings[:2] == ["Your files", "Overview"]
   assert tables["Your files", "my.de-en.tsv"] == {name: {"accuracy": "90.00"}}
   assert f"{SYSTEM} (vmsst, Table 1)" in tables["Title", COMPARED]
-  assert content({name: {"bitext-my": own}})[0] == ["Your files"]
+  assert content({name: {"bitext-my": bitext}})[0] == ["Your files"]
 
 
-def test_the_score_is_next_to_published_ones_if_no_part_is_missing():
-  whole = {
+def test_the_score_is_next_to_published_ones_if_it_is_complete():
+  complete = {
     "sts": scored({"pearson": 60.0}),
     "xlsts": scored({"pearson": 60.0}),
     "tatoeba": scored({"average": 60.0}),
     "bucc": scored({"cosine_f1": 50.0, "margin_f1": 70.0}),
     "questions": scored({"nq": 60.0, "mkqa": 60.0}),
   }
-  lacking = {name: whole[name] for name in ("xlsts", "tatoeba")}
+  incomplete = {name: complete[name] for name in ("xlsts", "tatoeba")}
   absent, failed = {"bucc": "no folder"}, {"sts": "no correlations"}
-  headings, notes, tables = content({"a": whole, "b": lacking}, absent=absent, failed=failed)
+  headings, notes, tables = content({"a": complete, "b": incomplete}, absent=absent, failed=failed)
   title = "Overall Score of the VMSST paper"
   averages = tables[title, "Averages"]
   assert [*averages] == ["a"]
@@ -127,7 +126,7 @@ def test_errors_are_averaged_over_rows_columns_languages_and_texts():
   rows = tables["Title", "Results"].items()
   values = {name: tuple(row[x] for x in columns if row[x] != "–") for name, row in rows}
   means = {"b en->*": ("1.50",), "b *->en": ("3.50",), "b pl_1->pl_2": ("5.00",)}
-  # pl_1: the mean of 4 (its row) and 3.5; pl_2: of 5 and 3.5.
+  # Polish on text b: pl_1 has 4 (row) and 3.5 (column), pl_2 has 5 and 3.5.
   means |= {"en": ("20.00", "2.50", "11.25"), "pl": ("4.00", "4.00")}
   assert means.items() <= values.items()
 

@@ -1,4 +1,4 @@
-"""Sentences and vocabularies for tests of formats."""
+"""Fixtures for tests of formats: sentences, vocabularies, and packages to compare with."""
 
 import gzip
 
@@ -28,7 +28,7 @@ LANGUAGES = ("deu", "fra", "rus", "cmn", "ara", "jpn", "hin", "tam", "ell", "kor
 
 @pytest.fixture(scope="session")
 def sentences(data_root):
-  """Returns 200 real sentences of ten languages."""
+  """Returns 200 real sentences in ten languages."""
   found = []
   for code in LANGUAGES:
     path = data_root / "tatoeba" / f"tatoeba.{code}-eng.{code}.gz"
@@ -42,7 +42,7 @@ def vocabulary_of(tmp_path_factory):
   text = ["the quick brown fox", "ein Satz, noch ein Satz", "οδός και σας", "भारत में", "日本語"]
   kinds = {
     "unigram": {"byte_fallback": True, "vocab_size": 400},
-    # As EMS's: no EOS token, and symbols for languages.
+    # Like the vocabulary of EMS: no EOS token, and symbols for languages.
     "ems": {"unk_id": 1, "eos_id": -1, "model_type": "bpe", "control_symbols": ["<2en>"]},
   }
 

@@ -1,4 +1,4 @@
-"""Imports of EMS against BERT of transformers, with the release's names, shapes and heads."""
+"""Compares imports of EMS with a BERT of transformers that has the release's names and heads."""
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,8 @@ transformers = pytest.importorskip("transformers", reason="needs transformers to
 nn = torch.nn
 
 WIDTH, HEADS, MLP, LAYERS, LENGTH, LANGUAGE_WIDTH, PROJECTED = 16, 2, 24, 2, 12, 6, 5
-CODES = ("en", "de", "tl")  # the last one is "fil" to others
-# Parts of names in transformers and in the release.
+CODES = ("en", "de", "tl")  # Other libraries call "tl" "fil".
+# Components of tensor names in transformers and in the release.
 NAMES = {
   "embeddings.word_embeddings": "embedding.word_embedding.embedding",
   "embeddings.position_embeddings": "embedding.position_embedding.position_embeddings",
@@ -58,7 +58,7 @@ def norm(width):
 
 
 class Ems(nn.Module):
-  """Encoder and heads; `shared` is the release's ablation."""
+  """The encoder and its heads. With `shared`, the XTR head shares the token table (an ablation)."""
 
   def __init__(self, vocab_size=70, shared=False):
     super().__init__()
@@ -88,7 +88,7 @@ class Ems(nn.Module):
       self.bert.embeddings.token_type_embeddings.weight.zero_()
 
   def release_state(self):
-    """Returns the tensors by their names in the release, whose positions start with 1."""
+    """Returns the tensors with the names of the release. In the release, positions start at 1."""
     found = {}
     for name, x in self.state_dict().items():
       for theirs, own in NAMES.items():
@@ -112,7 +112,7 @@ class Ems(nn.Module):
 
 
 def release(model):
-  """Returns the record that the release's training code saves."""
+  """Returns a checkpoint like the ones that the training code of the release saves."""
   state = {f"module.{name}": x for name, x in model.release_state().items()}
   return {"state_dict": state, "step": 3, "best_loss": 1.5, "model_name": "EMS"}
 
@@ -198,7 +198,7 @@ def test_all_forms_of_the_file_give_the_same(tmp_path, vocabulary):
 @pytest.mark.parametrize(
   ("record", "message"),
   [
-    ({"state_dict": {}}, r"x\.pt holds no EMS; give EMS_model.pt"),
+    ({"state_dict": {}}, r"x\.pt is not an EMS checkpoint; pass the released"),
     (None, "70 pieces and .* of 3 languages, but .* 71 and 3 rows"),
   ],
 )

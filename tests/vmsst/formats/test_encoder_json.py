@@ -43,14 +43,14 @@ def test_round_trip_with_sentencepiece_needs_only_the_folder(tmp_path):
   spm_path.write_bytes(tiny_tokenizers.sentencepiece_model(sentences))
   vocabulary = vocabularies.SentencePieceVocabulary(str(spm_path), True, pretokenize=True)
   model = tiny_encoders.model_of(ENCODER, vocabulary)
-  for _ in range(2):  # as after a restart
+  for _ in range(2):  # A restarted run writes the files a second time.
     encoder_json.save_encoder_assets(model, tmp_path / "first", ["eng", "deu"])
   moved = (tmp_path / "first").rename(tmp_path / "moved")
   loaded = encoder_json.load_encoder_assets(moved)
   assert loaded.languages == ("deu", "eng")
   assert loaded.vocabulary == dataclasses.replace(vocabulary, path=str(moved / "vocabulary.model"))
   assert loaded.vocabulary.encode(["one"], 9, "en") == vocabulary.encode(["one"], 9, "en")
-  # Another vocabulary is noticed.
+  # A changed vocabulary is an error.
   with open(moved / "vocabulary.model", "ab") as stream:
     stream.write(b"\0")
   with pytest.raises(errors.InputError, match=r"vocabulary\.model is not the vocabulary"):

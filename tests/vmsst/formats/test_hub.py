@@ -1,4 +1,4 @@
-"""Encoders by name, on a server that speaks the protocol of the Hugging Face Hub."""
+"""Tests downloads and uploads with a local server that imitates the Hugging Face Hub."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from vmsst.encoder import loading
 from vmsst.formats import hub as hub_lib
 from vmsst.networks import sentence_encoder
 
-# Of huggingface_hub's calls of httpx.
+# huggingface_hub calls httpx in a deprecated way.
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 TEXTS = ["one two", "", "Wie geht es dir?"]
@@ -52,14 +52,14 @@ def hub():
 
 @pytest.fixture(scope="module")
 def e5(tmp_path_factory, tokenizer_files):
-  """A folder like multilingual E5's, and its vectors."""
+  """Returns the folder of an encoder like multilingual E5, and its vectors of `TEXTS`."""
   folder = tmp_path_factory.mktemp("source") / "multilingual-e5-tiny"
   released_folders.save_me5(folder, tokenizer_files["xlmr"])
   return folder, vmsst.load(folder, backend="jax").encode(TEXTS)
 
 
 def load(hub, home, *names, **changes):
-  """Returns commit, languages and vectors, or the error, of each name in one new process."""
+  """Loads each name in a new process; returns its commit, languages and vectors, or the error."""
   variables, text = fake_hub.environment(hub, home / "hf", **changes), json.dumps([TEXTS, *names])
   done = commands.script(_LOAD, cwd=home, text=text, variables=variables)
   return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", '"'))]
@@ -69,7 +69,7 @@ def test_a_name_is_downloaded_once_and_then_needs_no_network(hub, e5, tmp_path):
   folder, vectors = e5
   (folder / "onnx").mkdir(exist_ok=True)
   (folder / "onnx" / "model.safetensors").write_bytes(b"of another engine")
-  dense = "2_Dense/pytorch_model.bin"  # not all weights need be safetensors
+  dense = "2_Dense/pytorch_model.bin"  # A layer may have weights in another format.
   (folder / "2_Dense").mkdir(exist_ok=True)
   (folder / dense).write_bytes(b"of a module that this encoder lacks")
   commit = hub.put(NAME, folder)
@@ -99,7 +99,7 @@ def test_errors_say_what_is_missing_and_what_to_do(hub, e5, tmp_path):
   for message, parts in zip(
     found,
     [
-      ("no folder nobody/nothing here", f"downloaded from {hub.url}", "HF_TOKEN"),
+      ("the folder nobody/nothing does not exist", f"downloaded from {hub.url}", "HF_TOKEN"),
       ("some/gated cannot be", "gated repo", "hf auth login"),
       (f"{NAME}@v9 cannot be downloaded from {hub.url}: ", "Revision Not Found"),
     ],
@@ -128,7 +128,7 @@ def test_only_what_is_no_path_is_a_name(tmp_path, monkeypatch):
 
 @pytest.fixture
 def account(hub, tmp_path, monkeypatch):
-  """Lets this process upload to the server; returns what sets another token or address."""
+  """Lets this process upload to the server; returns a function that sets the token and address."""
   for name, value in fake_hub.environment(hub, tmp_path / "hf").items():
     monkeypatch.setenv(name, value)
   monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "hf" / "token"))
@@ -150,7 +150,7 @@ def account(hub, tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-  """Saves a run with a projection."""
+  """Saves a run of an encoder with a projection, and returns its folder."""
   network = sentence_encoder.SentenceEncoder(tiny_encoders.t5_config(), latent_dim=6)
   model = tiny_encoders.model_of(network)
   return tiny_encoders.save_run(tmp_path / "run", model, languages=["deu", "eng"])

@@ -1,4 +1,4 @@
-"""LASER2 and LASER3 against PyTorch's LSTM and transformer, in folders like the released ones."""
+"""Compares LASER2 and LASER3 with PyTorch's LSTM and transformer, in folders like the releases."""
 
 import argparse
 import math
@@ -26,12 +26,12 @@ ORIGINAL_NAMES = {"linear": "fc", "norm1": "self_attn_layer_norm", "norm2": "fin
 @pytest.fixture(scope="module")
 def spm():
   small = [text.lower() for text in tiny_tokenizers.SENTENCES]
-  ids = {"pad_id": -1, "bos_id": 1, "eos_id": 2, "unk_id": 0}  # unlike those of fairseq
+  ids = {"pad_id": -1, "bos_id": 1, "eos_id": 2, "unk_id": 0}  # fairseq has other ids
   return tiny_tokenizers.sentencepiece_model(small, vocab_size=90, **ids)
 
 
 def dictionary(spm):
-  """Returns pieces in another order: some are missing, one is unknown to SentencePiece."""
+  """Returns pieces in another order: some are missing, and SentencePiece does not have "never"."""
   import sentencepiece
 
   model = sentencepiece.SentencePieceProcessor(model_proto=spm)
@@ -39,7 +39,7 @@ def dictionary(spm):
 
 
 def original_batch(spm, bos=False):
-  """Returns the texts' ids of fairseq, computed as the original does, [B, T]."""
+  """Returns fairseq's ids of the texts, [B, T], computed like in the original code."""
   import sacremoses
   import sentencepiece
 
@@ -91,7 +91,7 @@ def save_laser3(folder, spm, pre_norm=True, **options):
 
 
 def hidden_states(model, tokens_BT):
-  """Returns what fairseq computes, with the state of padding at -inf."""
+  """Returns the hidden states of fairseq. The states of padding are -inf."""
   x_BTD, is_padding_BT = model["embed_tokens"](tokens_BT), tokens_BT == 1
   if "lstm" in model:
     lengths = (~is_padding_BT).sum(1)
@@ -128,7 +128,7 @@ def test_ids_and_vectors_are_the_originals_before_and_after_import(
   found = [vmsst.load(folder) for folder in (tmp_path, tmp_path / "imported")]
   for encoder in found:
     ids = encoder.vocabulary.encode(TEXTS, 200)
-    # Pieces that the dictionary lacks have ids after it, and the vector of the unknown token.
+    # Pieces outside the dictionary follow it, with the vector of the unknown token.
     rows = model["embed_tokens"].num_embeddings
     ours = [[3 if i >= rows else {0: 1, 1: 0}.get(i, i) for i in row] for row in ids]
     assert ours == [row[row != 1].tolist() for row in tokens_BT]
@@ -155,8 +155,18 @@ def damage(name, content):
   [
     (save_laser2, {"params": Code()}, None, r"laser2\.pt .*could run code"),
     (save_laser2, {}, save_laser3, r"several encoders: laser2\.pt, laser3"),
-    (save_laser2, {}, lambda folder, _: (folder / "laser2.spm").unlink(), r"laser2\.spm, .*http"),
-    (save_laser3, {"cfg": {}}, damage("laser3-zul_Latn.v1.spm", b""), r"v1\.cvocab, .*download"),
+    (
+      save_laser2,
+      {},
+      lambda folder, _: (folder / "laser2.spm").unlink(),
+      r"laser2\.spm does not exist.*http",
+    ),
+    (
+      save_laser3,
+      {"cfg": {}},
+      damage("laser3-zul_Latn.v1.spm", b""),
+      r"v1\.cvocab does not exist.*download",
+    ),
     (save_laser3, {}, damage("laser2.cvocab", b"a 1\n"), r"has shape .*, not \(6, 16\)"),
   ],
 )

@@ -1,4 +1,4 @@
-"""Imports of mT5 as the start of training, and of the released VMSST."""
+"""Tests imports of mT5 as the start of training, and of the released VMSST."""
 
 import pathlib
 
@@ -23,7 +23,7 @@ from vmsst.formats import mt5
 from vmsst.networks import t5
 from vmsst.networks import vmsst as vmsst_networks
 
-VOCAB_SIZE = 3600  # rows for the sample corpus's vocabulary
+VOCAB_SIZE = 3600  # enough for the vocabulary of the sample corpus
 SIZES = {
   "vocab_size": VOCAB_SIZE, "emb_dim": 12, "num_heads": 3, "head_dim": 2, "mlp_dim": 10,
   "num_encoder_layers": 2, "num_decoder_layers": 2, "relpos_buckets": 8, "relpos_max_distance": 20,
@@ -75,7 +75,7 @@ def test_with_what_starts_fresh_it_is_the_whole_network(imported):
   assert imported.converted.sizes == SIZES
   left_out = {name: "cross-attention" for name in WEIGHTS if "EncDecAttention" in name}
   assert imported.converted.left_out == left_out
-  # The sentence injection, which replaces cross-attention, takes its norm.
+  # The sentence injection replaces cross-attention and takes its norm.
   for i in range(2):
     found_D = arrays[f"decoder/layers_{i}/pre_injection_layer_norm/scale"]
     expected_D = WEIGHTS[f"decoder.block.{i}.layer.1.layer_norm.weight"]
@@ -85,7 +85,7 @@ def test_with_what_starts_fresh_it_is_the_whole_network(imported):
 def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, imported):
   whole = tiny_encoders.read_arrays(imported.checkpoint)
   for dtype in (np.float16, ml_dtypes.bfloat16):
-    # A copy of the token table may stand for it.
+    # Some files contain only a copy of the token table.
     names = {"shared.weight": "encoder.embed_tokens.weight"} if dtype == np.float16 else {}
     encoder = {names.get(name, name): x.astype(dtype) for name, x in ENCODER.items()}
     place = tmp_path / np.dtype(dtype).name
@@ -101,7 +101,7 @@ def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, i
   ("tensors", "config", "message"),
   [
     ({"lm_head.weight": None}, {}, "lacks lm_head.weight"),
-    ({"encoder.block.2.layer.1.layer_norm.weight": np.ones(12)}, {}, "holds encoder.block.2.layer"),
+    ({"encoder.block.2.layer.1.layer_norm.weight": np.ones(12)}, {}, "unexpected tensors encoder"),
     ({}, {"model_type": "umt5"}, "'model_type' is 'umt5'"),
     ({}, {"num_layers": 1 << 30}, r"1000 - at `\$.num_layers`"),
   ],
@@ -113,7 +113,7 @@ def test_a_tensor_or_setting_that_does_not_fit_is_named(tmp_path, tensors, confi
     loading.convert(save_hugging_face(tmp_path / "hf", weights, **config))
 
 
-@pytest.mark.filterwarnings("ignore")  # those of another library
+@pytest.mark.filterwarnings("ignore")  # transformers warns.
 def test_imported_stacks_compute_what_transformers_does(tmp_path, torch, theirs):
   torch.manual_seed(0)
   reference = theirs.MT5ForConditionalGeneration(theirs.MT5Config(**CONFIG)).eval()
@@ -121,7 +121,7 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path, torch, theirs)
   with torch.no_grad():
     for weight in reference.parameters():
       weight += 0.3 * torch.randn_like(weight)
-    # The decoder is compared without cross-attention, which the import leaves out.
+    # The import skips cross-attention, so switch it off in the reference.
     for block in reference.decoder.block:
       block.layer[1].EncDecAttention.o.weight.zero_()
   encoder = theirs.MT5EncoderModel(reference.config).eval()
@@ -148,7 +148,7 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path, torch, theirs)
       found_BTD = encode({"params": params[ours]}, embedded_BTD, mask_BT)
       np.testing.assert_allclose(found_BTD[mask_BT], expected_BTD[mask_BT], atol=1e-5, rtol=1e-5)
 
-  # The latent decoder starts with a language's vector, mT5 with its first token.
+  # The latent decoder starts with the vector of a language, mT5 with the first token.
   injection = {"hidden": {"kernel": np.zeros((12, 12))}, "sentence": {"kernel": np.zeros((4, 12))}}
   for i in range(2):
     params["decoder"][f"layers_{i}"]["injection"] = injection
@@ -167,7 +167,14 @@ def test_imported_stacks_compute_what_transformers_does(tmp_path, torch, theirs)
 
 
 def assert_means(encoder, model, ids, projection=None):
-  """Compares vectors with means of hidden states of transformers, given the ids of each text."""
+  """Compares an encoder's vectors with means of the hidden states of transformers.
+
+  Args:
+    encoder: The encoder.
+    model: The encoder in transformers.
+    ids: Token ids by text.
+    projection: Weight of the projection after the mean, if any.
+  """
   import torch
 
   texts = list(ids)
@@ -205,7 +212,7 @@ def test_vectors_equal_those_of_transformers(tmp_path, capsys, importer, torch, 
   assert_means(encoder, model, ids, None if importer == "mt5" else PROJECTION)
 
 
-@pytest.mark.filterwarnings("ignore")  # those of another library
+@pytest.mark.filterwarnings("ignore")  # transformers warns.
 @pytest.mark.parametrize("is_gated", [True, False])
 def test_a_model_of_newer_transformers_has_tokenizer_json(tmp_path, is_gated, torch, theirs):
   changes = {"vocab_size": 3700, "relative_attention_max_distance": 128}

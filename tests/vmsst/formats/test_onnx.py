@@ -1,4 +1,4 @@
-"""Encoders as ONNX models: the vectors of ONNX Runtime against those of `encode`."""
+"""Compares the vectors of ONNX Runtime with the vectors of `encode`."""
 
 import dataclasses
 import json
@@ -17,7 +17,7 @@ from vmsst.data import sample, vocabularies
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
 onnx = pytest.importorskip("onnx", reason="needs onnx to write models")
 
-# Empty, blank, longer than the maximum of all encoders here, and misleading texts.
+# Empty, blank and misleading texts, and a text longer than the maximum length of all encoders.
 TEXTS = ["Wie geht es dir?", "", " ", "word " * 300, "▁a\tb\u3000c", "今日は。", "a <pad> </s>"]
 SAMPLE = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
 
@@ -53,7 +53,7 @@ def test_onnx_runtime_gives_the_vectors_of_encode(name, tokenizer_files, tmp_pat
   # sentence-transformers opens the model that returns hidden states.
   options = json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())
   assert options["model_args"] == {"file_name": "last_hidden_state.onnx"}
-  # An imported tokenizer reads "<pad>" as padding.
+  # An imported tokenizer treats "<pad>" as padding.
   texts = TEXTS[:-1] if name == "e5" else TEXTS
   expected_ND = vmsst.load(run, dtype="float32", backend="jax").encode(texts, on_cut=None)
   assert np.ptp(expected_ND, axis=0).min() > 1e-3

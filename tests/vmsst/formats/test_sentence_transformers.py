@@ -1,4 +1,4 @@
-"""Released encoders and exports, against sentence-transformers and `vmsst.load`."""
+"""Compares released encoders and exports with sentence-transformers and `vmsst.load`."""
 
 import functools
 import hashlib
@@ -23,7 +23,7 @@ from vmsst.encoder import loading
 from vmsst.formats import encoder_json, sentence_transformers, t5x, tokenizers
 from vmsst.networks import lstm
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of other libraries
+pytestmark = pytest.mark.filterwarnings("ignore")  # Other libraries warn.
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_sentence_transformers_gives_the_same_vectors(
   released_folders.export(run, out)
   texts = sentences + released_folders.ODD
   if kind in tokenizer_files:
-    # transformers reads it as padding, this library as unknown text.
+    # transformers treats "<pad>" as padding, this library as unknown text.
     texts.remove("</s> a <pad>")
   opened = st.SentenceTransformer(str(out), device="cpu", local_files_only=True)
   expected_ND = vmsst.load(run, dtype="float32", backend="jax").encode(
@@ -64,7 +64,8 @@ def test_sentence_transformers_gives_the_same_vectors(
   )
 
 
-# The encoder's prefix and prompts, and those of `encode`, `encode_query` and `encode_document`.
+# An encoder's prefix and prompts, and the prompts that `encode`, `encode_query` and
+# `encode_document` should use.
 PROMPTS = [
   ("query: ", {"passage": "text: "}, ("query: ", "query: ", "text: ")),
   ("", {"query": "query: ", "corpus": "text: "}, ("", "query: ", "text: ")),
@@ -74,7 +75,7 @@ PROMPTS = [
 
 @pytest.mark.parametrize(("prefix", "prompts", "expected"), PROMPTS)
 def test_all_prompts_go_there_and_back(prefix, prompts, expected, tokenizer_files, tmp_path, st):
-  """Our encoder, its export in both libraries, and its import from the files of the other."""
+  """Compares an encoder, its export in both libraries, and an import of the export."""
   run, out = tmp_path / "run", tmp_path / "out"
   vocabulary = tokenizers.HuggingFaceVocabulary(str(tokenizer_files["bert"]), prefix, prompts)
   tiny_encoders.save_run(
@@ -164,7 +165,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path):
     tiny_encoders.model_of(encoder(T5, 12), vocabulary_of("sample"), max_length=40),
     languages=["deu", "eng"],
   )
-  # Other parameters of a run are left out.
+  # The export contains no other parameters of the run.
   stored = tiny_encoders.read_arrays(run / "checkpoint_0")
   others = {"decoder/kernel": np.ones((3, 3), np.float32)}
   t5x.write_params(epath.Path(run / "checkpoint_1"), {**stored, **others})
@@ -179,7 +180,7 @@ def test_a_folder_of_safetensors_is_the_encoder_alone(vocabulary_of, tmp_path):
     rtol=0,
     atol=1e-6,
   )
-  # Changed weights are refused. Exports of others have no checksums.
+  # Changed weights are an error. Other libraries do not write checksums.
   place = int(0.9 * len(content))
   path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
   with pytest.raises(errors.InputError, match=r"model\.safetensors is damaged: .* SHA-256"):
@@ -229,7 +230,9 @@ def test_vectors_of_every_chain_survive_loading_and_exports(tmp_path, chain, st)
   released_folders.export(folder, tmp_path / "st")
   (tmp_path / "copy").mkdir()
   shutil.copytree(tmp_path / "st", tmp_path / "copy" / "m")
-  (tmp_path / "copy" / "m" / "encoder.json").unlink()  # read as of another library
+  (
+    tmp_path / "copy" / "m" / "encoder.json"
+  ).unlink()  # Without it, the folder is read like a folder of another library.
   released_folders.export(folder, tmp_path / "safetensors", encoder_json)
   for path in ("st", "copy/m", "safetensors"):
     again = vmsst.load(tmp_path / path, backend="jax").encode(texts, on_cut=None)
@@ -261,7 +264,7 @@ def test_vectors_of_every_architecture_survive_loading_and_export(tmp_path, name
 
 @pytest.fixture(scope="module")
 def architectures(tmp_path_factory):
-  """Writes each model once."""
+  """Returns a function that writes each model once."""
   root = tmp_path_factory.mktemp("architectures")
   return functools.cache(lambda name: released_folders.write_architecture(root / name, name))
 

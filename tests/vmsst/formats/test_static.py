@@ -1,4 +1,4 @@
-"""Static encoders against sentence-transformers and Model2Vec."""
+"""Compares static encoders with sentence-transformers and Model2Vec."""
 
 import json
 
@@ -14,7 +14,7 @@ from vmsst.encoder import loading
 from vmsst.formats import hub
 from vmsst.networks import sentence_encoder, static
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # those of other libraries
+pytestmark = pytest.mark.filterwarnings("ignore")  # Other libraries warn.
 NEEDS = "needs sentence-transformers and model2vec"
 TEXTS = ["the museum is open", "Café café", "", "red apple red", "the  museum, ✈ open"]
 
@@ -52,7 +52,7 @@ def test_sentence_transformers_gives_the_same_vectors(tmp_path, st, kind, layers
     device="cpu",
     prompts={"query": "the "},
   )
-  theirs.save_pretrained(str(tmp_path / "theirs-e5"))  # no E5, whatever its name
+  theirs.save_pretrained(str(tmp_path / "theirs-e5"))  # The name must not turn it into an E5.
   encoder = vmsst.load(tmp_path / "theirs-e5")
   encoder.save(tmp_path / "ours")
   exported = st.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
@@ -77,7 +77,7 @@ def test_model2vec_gives_the_same_vectors(tmp_path, model2vec, kind, normalize, 
     rng = np.random.default_rng(1)
     parts = {"vectors": table(9), "token_mapping": rng.integers(0, 9, count)}
     parts["weights"] = rng.uniform(0.5, 1, count).astype(np.float32)
-  # Model2Vec also cuts characters, earlier than tokens if most tokens are short.
+  # Model2Vec cuts characters before tokens. This has an effect if most tokens are short.
   parts["max_length"] = 9 if kind == "bert" else 99
   config = {"model_type": "model2vec"}
   theirs = model2vec.StaticModel(tokenizer=tokens, normalize=normalize, config=config, **parts)
@@ -91,7 +91,7 @@ def test_model2vec_gives_the_same_vectors(tmp_path, model2vec, kind, normalize, 
   exported = model2vec.StaticModel.from_pretrained(tmp_path / "ours")
   np.testing.assert_allclose(exported.encode(texts), expected, atol=1e-6)
   np.testing.assert_array_equal(vmsst.load(tmp_path / "ours").encode(texts), encoder.encode(texts))
-  (tmp_path / "theirs" / "modules.json").unlink()  # older versions wrote none
+  (tmp_path / "theirs" / "modules.json").unlink()  # Older versions did not write this file.
   np.testing.assert_array_equal(
     vmsst.load(tmp_path / "theirs").encode(texts), encoder.encode(texts)
   )

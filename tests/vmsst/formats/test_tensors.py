@@ -1,4 +1,4 @@
-"""Files of tensors, read without running code, and checkpoints with scanned or separate layers."""
+"""Tests files of tensors, and checkpoints with scanned or separate layers."""
 
 import dataclasses
 import re
@@ -16,7 +16,7 @@ from vmsst.formats import t5x, tensors
 from vmsst.networks import sentence_encoder
 from vmsst.networks import vmsst as vmsst_networks
 
-# In an order and of sizes that would misalign some: 12, 4 and 4,000,000 bytes.
+# 12, 4 and 4,000,000 bytes: written in this order, some arrays would be misaligned.
 ARRAYS = {
   "a": np.arange(3, dtype=np.float32),
   "b": np.array(2.5, np.float32),
@@ -39,13 +39,13 @@ def test_the_library_reads_the_file_and_jax_uses_large_tensors_where_they_are(tm
   tensors.write_file(path, ARRAYS, {"format": "pt"})
   for name, array in safetensors.numpy.load_file(path).items():
     np.testing.assert_array_equal(array, ARRAYS[name])
-  tensors.open_file(path)["table"].read()[0] = 1  # stays in memory
+  tensors.open_file(path)["table"].read()[0] = 1  # This must not change the file.
   found = tensors.open_file(path)
   assert_read(found, ARRAYS)
   table_VD = found["table"].read()
   on_device = jax.device_put(table_VD, may_alias=True)
   assert on_device.unsafe_buffer_pointer() == table_VD.ctypes.data
-  # The original stays readable if its name is given to another file.
+  # The array stays readable after its file is deleted or replaced.
   path.unlink()
   np.testing.assert_array_equal(on_device, ARRAYS["table"])
 
@@ -86,8 +86,8 @@ def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path, torch
 @pytest.mark.parametrize(
   ("make", "message"),
   [
-    (lambda torch: torch.nn.Linear(2, 2), "holds more than tensors and plain values"),
-    (lambda torch: {"a": 3}, "holds no state_dict"),
+    (lambda torch: torch.nn.Linear(2, 2), "contains objects that could run code"),
+    (lambda torch: {"a": 3}, "contains no state_dict"),
   ],
 )
 def test_other_files_are_named_without_advice_of_torch(tmp_path, make, message, torch):
@@ -102,7 +102,7 @@ def test_other_files_are_named_without_advice_of_torch(tmp_path, make, message, 
 T5 = tiny_encoders.t5_config(num_encoder_layers=3)
 NETWORKS = {
   "t5": sentence_encoder.SentenceEncoder(T5, latent_dim=6),
-  # Stacks in lists, of different depths.
+  # A network with several stacks of layers, and with different numbers of layers.
   "vmsst": vmsst_networks.VmsstNetwork(
     T5,
     latent_dim=6,

@@ -1,4 +1,4 @@
-"""Tokenizers against the tokenizers of sentence-transformers, transformers and SentencePiece."""
+"""Compares tokenizers with sentence-transformers, transformers and SentencePiece."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_what_a_tokenizer_file_cannot_express_is_refused(tmp_path):
 
 
 def ids_of(folder, texts, prompt=None):
-  """Returns the tokenizer's own ids of texts with the default prompt, or with another."""
+  """Returns the ids that the original tokenizer would return, with a prompt or the default one."""
   assets = sentence_transformers.read(folder).assets
   vocabulary, pad = assets.vocabulary, assets.vocabulary.padding_id
   if prompt is not None:
@@ -45,7 +45,7 @@ def ids_of(folder, texts, prompt=None):
 
 
 def test_a_default_token_outside_the_table_is_left_out(tmp_path):
-  # transformers adds <mask> with the id 6, which no text may spell.
+  # transformers adds <mask> with the id 6. No text may spell it.
   pieces = [[x, -float(i)] for i, x in enumerate(("<s>", "<pad>", "</s>", "<unk>", "▁", "a"))]
   folder = released_folders.write(
     tmp_path / "m",
@@ -59,7 +59,7 @@ def test_a_default_token_outside_the_table_is_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("case", released_folders.HONORED, ids=released_folders.name_of)
-@pytest.mark.filterwarnings("ignore")  # those of other libraries
+@pytest.mark.filterwarnings("ignore")  # sentence-transformers warns.
 def test_ids_equal_those_of_sentence_transformers(tmp_path, case, st):
   folder = released_folders.write(tmp_path / "m", *case)
   theirs = st.SentenceTransformer(str(folder), device="cpu")
@@ -88,7 +88,7 @@ TEXTS = [
 
 @pytest.mark.parametrize("prefix", ["", "query: "])
 @pytest.mark.parametrize("kind", ["bert", "xlmr"])
-@pytest.mark.filterwarnings("ignore")  # warnings of another library
+@pytest.mark.filterwarnings("ignore")  # transformers warns.
 def test_ids_are_those_of_the_model_s_own_tokenizer(tokenizer_files, kind, prefix, theirs):
   vocabulary = HuggingFaceVocabulary(str(tokenizer_files[kind]), prefix)
   assert vocabulary.padding_id == (1 if kind == "xlmr" else 0)

@@ -1,4 +1,4 @@
-"""Encoders of transformers: configs and weights, compared with the models in transformers."""
+"""Compares imported configs and weights with the models in transformers."""
 
 import json
 import re
@@ -39,7 +39,7 @@ class Network(nn.Module):
 
 
 def weights(prefix="", norm=("weight", "bias")):
-  """Returns random weights by their names in transformers, with other names of norms."""
+  """Returns random weights of a BERT by name. `norm` has the names of a norm's weight and bias."""
   rows = transformers.BERT.table.rows(networks.TransformerConfig(**SIZES))
   names = {"LayerNorm.weight": f"LayerNorm.{norm[0]}", "LayerNorm.bias": f"LayerNorm.{norm[1]}"}
   found = {}
@@ -56,7 +56,7 @@ def save_hugging_face(folder, arrays, **changes):
 
 
 def apply_network(imported, tokens_BT, padding_id=0, **options):
-  """Returns token states for ids of the tokenizer."""
+  """Returns the hidden states. `tokens_BT` has the ids of the original tokenizer."""
   config = networks.TransformerConfig(**imported.converted.sizes, **options)
   arrays = tiny_encoders.read_arrays(imported.checkpoint)
   network = Network(config)
@@ -96,7 +96,7 @@ _HEADS = {"qwen3": "ForCausalLM", "gemma": "Model", "mpnet": "Model", "t5": "Enc
   ],
 )  # fmt: skip
 @pytest.mark.parametrize("scan_layers", [True, pytest.param(False, marks=pytest.mark.slow)])
-@pytest.mark.filterwarnings("ignore")  # those of another library
+@pytest.mark.filterwarnings("ignore")  # transformers warns.
 def test_token_states_equal_those_of_a_saved_model(
   tmp_path, family, kind, changes, scan_layers, torch, theirs
 ):
@@ -116,7 +116,7 @@ def test_token_states_equal_those_of_a_saved_model(
   length = min(sizes["max_positions"] - sizes.get("position_offset", 0), 60)
   mask_BT = np.arange(length) < np.array([[length], [6], [3], [1]])
   tokens_BT = np.random.default_rng(0).integers(2, 40, size=mask_BT.shape)
-  # A tokenizer that pads with 1 starts sentences with 0.
+  # If a tokenizer pads with 1, sentences start with 0.
   tokens_BT[:, 0] = 0 if padding_id else 5
   tokens_BT = np.where(mask_BT, tokens_BT, padding_id)
 
@@ -129,10 +129,10 @@ def test_token_states_equal_those_of_a_saved_model(
   expected = reference(torch.float32)
   expected_BTD = expected.last_hidden_state.numpy()
   hidden_BTD = apply_network(found, tokens_BT, padding_id, scan_layers=scan_layers)
-  # Norms of queries and keys amplify rounding errors.
+  # The norms of queries and keys amplify rounding errors.
   atol = 1e-4 if {"head_dim", "d_kv"} & changes.keys() else 1e-5
   np.testing.assert_allclose(hidden_BTD[mask_BT], expected_BTD[mask_BT], atol=atol, rtol=1e-5)
-  # In bfloat16, about as accurate as the reference.
+  # In bfloat16, the result is about as accurate as the reference.
   half_BTD = apply_network(found, tokens_BT, padding_id, dtype="bfloat16")
   their_BTD = reference(torch.bfloat16).last_hidden_state.float().numpy()
   error, their_error = (
@@ -159,7 +159,7 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
   assert (
     "left out, not part of the encoder: bert.pooler.dense.bias, cls.predictions.bias, cls." in text
   )
-  assert "vmsst.load cannot open it" in text  # there is no tokenizer
+  assert "vmsst.load cannot open it" in text  # The folder has no tokenizer.
   assert [path.name for path in (tmp_path / "out").iterdir()] == ["checkpoint_0"]
 
 
@@ -174,8 +174,8 @@ def test_old_names_and_heads_of_pre_training(tmp_path, imported, capsys):
       {},
       r"rope_parameters\.rope_type",
     ),
-    ({"pad_token_id": 40}, {}, "the padding id is 40"),
-    ({"num_hidden_layers": 1}, {}, r"holds encoder\.layer\.1"),
+    ({"pad_token_id": 40}, {}, "the padding id 40"),
+    ({"num_hidden_layers": 1}, {}, r"unexpected tensors encoder\.layer\.1"),
     ({"model_type": "mpnet"}, {}, r"lacks encoder\.layer\.0\.attention"),
     ({}, {"embeddings.LayerNorm.bias": np.full(12, np.nan)}, r"LayerNorm\.bias.*NaN values"),
   ],

@@ -17,7 +17,7 @@ ARCHIVES = ("a.zip", "a.tgz", "a.tar.xz")
 
 
 def write(path, members, kind=tarfile.REGTYPE, headers=None):
-  """Writes members of (name or ZipInfo, content), in a tar as one kind of member."""
+  """Writes an archive. `members` are pairs of a name and content; `kind` is for tar archives."""
   if path.suffix == ".zip":
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out:
       for name, content in members:
@@ -34,7 +34,7 @@ def write(path, members, kind=tarfile.REGTYPE, headers=None):
 
 
 def everything(folder):
-  """Names of all files in the parent of a folder, relative to the folder."""
+  """Returns the paths of all files below a folder's parent, relative to the folder."""
   return sorted(
     os.path.relpath(os.path.join(place, name), folder)
     for place, _, names in os.walk(folder.parent)

@@ -53,7 +53,7 @@ def test_arrays_are_those_of_numpy_in_memory_and_in_files(monkeypatch, tmp_path,
   for value, dtype in ((0, np.uint8), (-np.inf, np.float32), (True, bool), (-1, np.int64)):
     array_NK = array_files.full((37, 5), value, dtype)
     np.testing.assert_array_equal(array_NK, np.full((37, 5), value, dtype), strict=True)
-    array_NK[3:5] = 1  # It can be changed.
+    array_NK[3:5] = 1  # The array is writable.
     assert array_NK[4, 4] == 1
   for count in (0, 1, 1000):
     row_N = np.arange(count, dtype=np.float64)

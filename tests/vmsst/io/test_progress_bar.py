@@ -21,7 +21,7 @@ def test_commands_print_lines_of_progress_where_there_is_no_terminal():
   assert "\r" not in "".join(lines)
 
 
-# Works for longer than the limit, then opens a FIFO that nobody writes to.
+# Makes progress for longer than the time limit, then opens a FIFO that nobody writes to.
 _HANGS = """
 import sys, time
 from vmsst.io import progress_bar
@@ -39,7 +39,7 @@ def test_a_command_that_hangs_ends_with_its_stack_traces(tmp_path):
   os.mkfifo(tmp_path / "fifo")
   done = subprocess.run(
     [sys.executable, "-c", _HANGS, tmp_path / "fifo"],
-    # 2.4 s: much longer than a step, for a busy machine
+    # 2.4 s is much longer than a step, so the test passes on a busy machine.
     env={**os.environ, progress_bar.VARIABLE: "0.04"},
     capture_output=True,
     text=True,

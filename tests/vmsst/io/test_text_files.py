@@ -21,7 +21,7 @@ def test_content_with_another_digest_is_an_error(tmp_path):
 
 def test_a_store_that_fails_while_it_is_read_is_named(monkeypatch):
   class LostConnectionError(Exception):
-    """An error of a store's client, which is not an OSError."""
+    """An error of a store's client. It is not an OSError."""
 
   class Broken(io.BytesIO):
     def readinto(self, buffer):

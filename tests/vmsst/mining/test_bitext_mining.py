@@ -127,7 +127,7 @@ def test_broken_input_is_an_error(texts, tmp_path):
     with pytest.raises(errors.InputError, match=message):
       mine(texts, gold=str(gold))
   gold.write_text("1\t1\n", encoding="utf-8")
-  with pytest.raises(errors.InputError, match=r"none of the 1 pairs of .*gold\.tsv is among the 0"):
+  with pytest.raises(errors.InputError, match=r"none of the 1 pairs in .*gold\.tsv is among the 0"):
     mine(texts, gold=str(gold), **NO_PAIRS)
   with pytest.raises(
     errors.InputError, match="threshold is 1; set it to None: gold pairs choose it"

@@ -24,11 +24,11 @@ def _texts(language, count):
 def tree(tmp_path, monkeypatch):
   """Releases and evaluation sets, and a recipe."""
   monkeypatch.setattr(builder, "BUCKET_BYTES", 1000)  # So that there are several.
-  parts = [
+  release_files = [
     opus_tree.Part("Europarl", "v8", ("de", "en"), [*_texts("Satz", 40), ("Wer da", "WHO IS it")]),
     opus_tree.Part("Tanzil", "v1", ("en", "tr"), [row[::-1] for row in _texts("cümle", 20)], "tmx"),
   ]
-  opus_tree.write_build(tmp_path, parts, "Wer ist es?", "Who is it?")
+  opus_tree.write_build(tmp_path, release_files, "Wer ist es?", "Who is it?")
   (tmp_path / "opus/<b>.de-en.tmx").touch()
   return tmp_path
 
@@ -83,8 +83,8 @@ def test_tfds_reads_what_was_built(tree):
 
 def test_scripts_that_count_as_one_language_share_its_caps_and_keep_their_sides(tree):
   rows = [(f"房子很大 {n}", f"House {n} is a very large one.") for n in range(30)]
-  for code, part in (("zh_CN", rows[:10]), ("zh_TW", rows[10:])):
-    swapped = [row[::-1] for row in part]
+  for code, code_rows in (("zh_CN", rows[:10]), ("zh_TW", rows[10:])):
+    swapped = [row[::-1] for row in code_rows]
     opus_tree.write(tree / "opus", [opus_tree.Part("Ted", "v1", ("en", code), swapped)])
   recipe = "name: mine\nlanguages: [en, zh]\nscripts_as_one: [zh]\n"
   (tree / "mine.yaml").write_text(f"{recipe}corpora: [{{name: Ted, cap: 12}}]\n")
@@ -99,13 +99,13 @@ def test_scripts_that_count_as_one_language_share_its_caps_and_keep_their_sides(
 def test_the_data_depend_on_the_seed_but_not_on_workers_or_the_folder(tree, monkeypatch):
   one = _hashes(_build(tree))
   assert _hashes(_build(tree, output="two", engine=engines.Local(2))) == one
-  work = _build(tree, output="three", work=str(tree / "work"))
-  assert _hashes(work) | {"job.json": one["job.json"]} == one
+  dataset = _build(tree, output="three", work=str(tree / "work"))
+  assert _hashes(dataset) | {"job.json": one["job.json"]} == one
   assert not [*(tree / "work").rglob("*.tfrecord*")]
   load = recipes.load
   monkeypatch.setattr(recipes, "load", lambda path: msgspec.structs.replace(load(path), seed=1))
-  other = _hashes(_build(tree, output="four"))
-  assert not {name for name in one if "tfrecord" in name and one[name] == other.get(name)}
+  other_hashes = _hashes(_build(tree, output="four"))
+  assert not {name for name in one if "tfrecord" in name and one[name] == other_hashes.get(name)}
 
 
 def test_the_command_builds_once_and_refuses_other_inputs(tree, capsys):

@@ -32,7 +32,7 @@ def test_normalize(text, expected):
 
 
 def test_normal_forms():
-  # Nothing is left to normalize, whatever stands side by side.
+  # Normalizing a second time changes nothing, for many pairs of neighboring characters.
   odd = [chr(code) for code in range(0x3000)] + ["\u200c", "\u200d", "\ufeff", "\ufdfa", "\ufe0f"]
   for shift in (1, 7, 1000):
     text = "".join(a + b for a, b in zip(odd, odd[shift:] + odd[:shift], strict=True))
@@ -54,9 +54,9 @@ def test_normal_forms():
   ],
 )  # fmt: skip
 def test_reasons(source, target, reason):
-  found = Cleaner(Cleaning(), language("de"), language("en"))(source, target)
+  result = Cleaner(Cleaning(), language("de"), language("en"))(source, target)
   expected = reason or (cleaning.normalize(source), cleaning.normalize(target))
-  assert found == expected
+  assert result == expected
   assert reason is None or reason in cleaning.REASONS
 
 
@@ -83,8 +83,8 @@ def test_scripts_and_lengths_suit_the_language():
     "am": "በዚያ ቀን በሀገሪቱ ሰሜን ያለው የአየር ሁኔታ በጣም ጥሩ ነበር።",
   }.items():
     assert Cleaner(Cleaning(), language(code), language("en"))(text, english) == (text, english)
-    other = Cleaner(Cleaning(), language("ru"), language("en"))(text, english)
-    assert other in ("script", "ratio")
+    russian = Cleaner(Cleaning(), language("ru"), language("en"))(text, english)
+    assert russian in ("script", "ratio")
   for entry in LANGUAGES:  # Every script is known.
     Cleaner(Cleaning(), entry, entry)
 
@@ -133,15 +133,15 @@ def test_sets_with_a_sentence(tmp_path):
   held_out = EvaluationSentences.from_texts(TEXTS)
   path = tmp_path / "held_out.npz"
   held_out.save(path)
-  for found in (held_out, EvaluationSentences.load(path)):
-    assert matching_sets(found, "HELLO WORLD") == ("ntrex", "tatoeba")
-    assert matching_sets(found, "«Wo ist Tom»") == ("tatoeba",)
-    assert matching_sets(found, "今天 天气很好") == ("ntrex",)
-    for other in ("Hello, worlds!", "Wo ist Tim?", "Hello", "", "?", "…?!"):
-      assert matching_sets(found, other) == ()
-    assert len(found.keys_K) == 3
-    assert found.counts == {"ntrex": 2, "sts": 0, "tatoeba": 2}
-    assert found.digest == held_out.digest
+  for sentences in (held_out, EvaluationSentences.load(path)):
+    assert matching_sets(sentences, "HELLO WORLD") == ("ntrex", "tatoeba")
+    assert matching_sets(sentences, "«Wo ist Tom»") == ("tatoeba",)
+    assert matching_sets(sentences, "今天 天气很好") == ("ntrex",)
+    for unknown_text in ("Hello, worlds!", "Wo ist Tim?", "Hello", "", "?", "…?!"):
+      assert matching_sets(sentences, unknown_text) == ()
+    assert len(sentences.keys_K) == 3
+    assert sentences.counts == {"ntrex": 2, "sts": 0, "tatoeba": 2}
+    assert sentences.digest == held_out.digest
   # The digest depends on content, not order.
   assert EvaluationSentences.from_texts(TEXTS[::-1] + TEXTS[:1]).digest == held_out.digest
   assert EvaluationSentences.from_texts(TEXTS[:-2]).digest != held_out.digest

@@ -78,8 +78,8 @@ def test_held_out_sentences_are_of_files_and_evaluation_sets(tmp_path):
   text = line_files.write_lines(tmp_path / "test.txt", ["Wo ist Tom?"])
   table = line_files.write_tsv(tmp_path / "test.tsv", [("Ein Test.", "A test.")])
   sentences = file_cleaning.held_out_sentences([str(root), str(text), str(table)])
-  for found in ("wo ist tom", "ein test", "A TEST", "first 2"):
-    assert sentences.sets(cleaning.sentence_key(found))
+  for sentence in ("wo ist tom", "ein test", "A TEST", "first 2"):
+    assert sentences.sets(cleaning.sentence_key(sentence))
   assert not sentences.sets(cleaning.sentence_key("Wo ist Tim?"))
 
 
@@ -92,7 +92,7 @@ def test_further_columns_are_not_lost(tmp_path):
 
 
 @pytest.mark.parametrize(("min_cosine", "min_margin"), [(0.4, None), (None, 1.2), (0.4, 1.2)])
-def test_scores_are_those_of_plain_loops(tmp_path, min_cosine, min_margin):
+def test_scores_equal_simple_loops(tmp_path, min_cosine, min_margin):
   rng = np.random.default_rng(0)
   distinct_ND = rng.normal(size=[9, 4])
   distinct_MD = distinct_ND + 0.5 * rng.normal(size=[9, 4])
@@ -104,15 +104,15 @@ def test_scores_are_those_of_plain_loops(tmp_path, min_cosine, min_margin):
   counts = file_cleaning.drop_low_scores(output, str(path), vectors, min_cosine, min_margin)
   naive = Naive(distinct_ND, distinct_MD, 4, "ratio")
   low = [min_cosine is not None and naive.cosine[pair] < min_cosine for pair in rows]
-  kept = [
+  expected = [
     pair
     for pair, is_low in zip(rows, low, strict=True)
     if not is_low and (min_margin is None or naive.score(*pair) >= min_margin)
   ]
-  assert output.read_text().splitlines() == [f"s {i}\tt {j}" for i, j in kept]
-  assert 0 < len(kept) < len(rows)
+  assert output.read_text().splitlines() == [f"s {i}\tt {j}" for i, j in expected]
+  assert 0 < len(expected) < len(rows)
   assert counts == {
-    "kept": len(kept),
+    "kept": len(expected),
     "low_cosine": sum(low),
-    "low_margin": len(rows) - sum(low) - len(kept),
+    "low_margin": len(rows) - sum(low) - len(expected),
   }

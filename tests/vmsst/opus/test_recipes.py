@@ -19,18 +19,18 @@ def random_ranks(sizes, seed=0, buckets=3):
   ranks = {}
   for cell, size in sizes.items():
     rank_N = rng.integers(0, TOP, size, dtype=np.uint64)
-    ranks[cell] = [np.sort(part) for part in np.array_split(rank_N, buckets)]
+    ranks[cell] = [np.sort(ranks_of_bucket) for ranks_of_bucket in np.array_split(rank_N, buckets)]
   return ranks
 
 
 def taken(ranks, cuts):
   """How many rows of each cell are for training and for validation, counted one by one."""
-  found = {}
-  for cell, parts in ranks.items():
-    rows, cut = np.concatenate(parts).tolist(), cuts[cell]
+  counts = {}
+  for cell, arrays in ranks.items():
+    rows, cut = np.concatenate(arrays).tolist(), cuts[cell]
     train = sum(cut.validation <= rank < cut.train for rank in rows)
-    found[cell] = train, sum(rank < cut.validation for rank in rows)
-  return found
+    counts[cell] = train, sum(rank < cut.validation for rank in rows)
+  return counts
 
 
 def test_the_recipes_of_the_papers():
@@ -39,7 +39,8 @@ def test_the_recipes_of_the_papers():
   assert len(vmsst.languages) == 92
   assert vmsst.pivots == ("eng", "spa")
   assert set(vmsst.languages) - set(vmsst.targets) == {"uzn", "wuu", "yue"}
-  # English and Spanish are the pairs of the two: nearly 216 million without the second count.
+  # The target of English counts pairs that other targets count, too. Without it, the sum is nearly
+  # the paper's 216 million.
   assert sum(vmsst.targets.values()) - vmsst.targets["eng"] == pytest.approx(216e6, rel=2e-3)
   assert len(ems.languages) == len(recipes.language_codes("ems")) == 62  # one Chinese (footnote 4)
   assert {code for name in ems.expected for code in name.split("_")} <= {*ems.languages}
@@ -53,7 +54,7 @@ def test_the_recipes_of_the_papers():
 
 
 def test_a_recipe_takes_its_corpora_versions_and_pairs():
-  for recipe, part, wanted in (
+  for recipe, release_fields, expected in (
     ("vmsst", ("OpenSubtitles", "v2018", "de", "en"), True),
     ("vmsst", ("OpenSubtitles", "v2016", "de", "en"), False),  # version
     ("vmsst", ("Europarl", "v8", "de", "fr"), False),  # pivot
@@ -63,10 +64,13 @@ def test_a_recipe_takes_its_corpora_versions_and_pairs():
     ("ems", ("OpenSubtitles", "v2024", "zh_CN", "zh_TW"), False),  # one language, in two scripts
     ("soft_contrastive", ("news-commentary", "v16", "en", "ru"), True),
   ):
-    assert recipes.load(recipe).wants(release(*part)) == wanted, (recipe, part)
+    assert recipes.load(recipe).wants(release(*release_fields)) == expected, (
+      recipe,
+      release_fields,
+    )
 
 
-def test_a_recipe_of_one_s_own(tmp_path):
+def test_a_custom_recipe(tmp_path):
   path = tmp_path / "mine.yaml"
   path.write_text(
     "name: mine\npairs: [en-de, tr-en]\nseed: 7\n"
@@ -119,7 +123,7 @@ def test_caps_and_validation_are_exact_and_the_lowest_ranks_are_taken():
   cut = cuts["deu_eng", "A"]
   lowest = sorted(np.concatenate(ranks["deu_eng", "A"]).tolist())
   assert [sum(rank < bound for rank in lowest) for bound in cut] == [100, 15]
-  # A smaller cap takes a part of what a larger one takes.
+  # A smaller cap selects a subset of the rows of a larger cap.
   smaller = msgspec.structs.replace(
     recipe, corpora=(recipes.Corpus("A", cap=40), recipe.corpora[1])
   )

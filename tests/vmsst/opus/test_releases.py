@@ -29,12 +29,12 @@ def _read(release):
     if isinstance(item, formats.Row):
       rows.append((item.number, *item.texts))
     else:
-      faults.append((os.path.relpath(item.place, folder), item.what))
+      faults.append((os.path.relpath(item.location, folder), item.what))
   return rows, faults
 
 
-def _zip(path, german, english, **more):
-  members = {"X.de-en.de": german, "X.de-en.en": english, **more}
+def _zip(path, german, english, **extra_members):
+  members = {"X.de-en.de": german, "X.de-en.en": english, **extra_members}
   path.write_bytes(opus_tree.zipped(members))
   return _release(path)
 
@@ -46,44 +46,48 @@ NUMBERED = [(i, *row) for i, row in enumerate(ROWS, 1)]
   ("kind", "layout"), [("zip", "folders"), ("tmx", "loose"), ("tsv", "flat"), ("zip", "flat")]
 )
 def test_every_format_and_layout_gives_the_rows(tmp_path, kind, layout):
-  # The second pair's file has English first, the dataset's pair has it first too; Turkish last.
+  # The second file has Czech before Bulgarian, but the dataset sorts the languages of a pair.
   swapped = [(english, german) for german, english in ROWS]
-  parts = [
+  releases_on_disk = [
     opus_tree.Part("WMT-News", "v2019", ("de", "en"), ROWS, kind, layout),
     opus_tree.Part("WMT-News", "v2019", ("cs", "bg"), swapped, kind, layout),
   ]
-  opus_tree.write(tmp_path, parts)
+  opus_tree.write(tmp_path, releases_on_disk)
   first, second = releases.scan(str(tmp_path))[0]
   assert (first.name, second.name) == ("WMT-News.v2019.cs-bg", "WMT-News.v2019.de-en")
   assert (first.pair, second.format) == ((language("bg"), language("cs")), kind)
-  assert second.size == os.path.getsize(tmp_path / parts[0].path)
+  assert second.size == os.path.getsize(tmp_path / releases_on_disk[0].path)
   expected = NUMBERED
   if kind == "tmx":  # Its segments have single spaces.
     expected = [(i, a, " ".join(b.split())) for i, a, b in NUMBERED]
   assert _read(first) == _read(second) == (expected, [])
 
 
-def test_codes_formats_and_what_is_left_out(tmp_path):
+def test_codes_formats_and_files_that_are_left_out(tmp_path):
   def part(codes, kind="zip", version="v1"):
     return opus_tree.Part("OPUS-Ted", version, codes, ROWS, kind)
 
   pairs = [("en", "pt"), ("en", "pt_BR"), ("en", "zh_cn"), ("en", "zh_TW"), ("en", "sr_Latn")]
   odd = [("en", "qx"), ("ze_en", "zh"), ("no", "nb"), ("en", "be_Latn")]
-  parts = [part(codes) for codes in pairs + odd]
-  parts += [part(("en", "pt"), "tmx"), part(("en", "fr"), "tsv"), part(("en", "fr"), "tmx")]
-  opus_tree.write(tmp_path / "elsewhere", parts)
+  releases_on_disk = [part(codes) for codes in pairs + odd]
+  releases_on_disk += [
+    part(("en", "pt"), "tmx"),
+    part(("en", "fr"), "tsv"),
+    part(("en", "fr"), "tmx"),
+  ]
+  opus_tree.write(tmp_path / "elsewhere", releases_on_disk)
   root = tmp_path / "root"
   root.mkdir()
   (root / "de-en.tmx.gz").write_bytes(b"")
   os.symlink(tmp_path / "elsewhere", root / "deep")
   os.symlink(root, root / "loop")
-  found, faults = releases.scan(str(root))
-  assert {release.name: release.format for release in found} == {
+  scanned, faults = releases.scan(str(root))
+  assert {release.name: release.format for release in scanned} == {
     "Ted.v1.en-zh_cn": "zip", "Ted.v1.en-zh_TW": "zip",
     "Ted.v1.en-fr": "tmx", "Ted.v1.en-pt": "zip", "Ted.v1.en-pt_BR": "zip",
     "Ted.v1.en-sr_Latn": "zip",
   }  # fmt: skip
-  assert sorted((os.path.basename(fault.place), fault.what) for fault in faults) == [
+  assert sorted((os.path.basename(fault.location), fault.what) for fault in faults) == [
     ("de-en.tmx.gz", "neither its folders nor its name show corpus and version"),
     ("en-be_Latn.txt.zip", "unknown language code 'be_Latn'"),
     ("en-qx.txt.zip", "unknown language code 'qx'"),
@@ -113,7 +117,7 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
 
 
 def test_one_side_ends_before_the_other(tmp_path):
-  why = "ends before the other side: they may be misaligned"
+  why = "ends before the other file; check that both are aligned line by line"
   release = _zip(tmp_path / "a.zip", b"a\nb\nc\n", b"x\ny\n")
   assert _read(release) == ([(1, "a", "x"), (2, "b", "y")], [("a.zip/X.de-en.en:2", why)])
   release = _zip(tmp_path / "c.zip", b"", b"")
@@ -122,18 +126,18 @@ def test_one_side_ends_before_the_other(tmp_path):
 
 def test_damaged_archives_are_reported(tmp_path):
   damaged = "no zip archive, or a damaged one; download it again"
-  sides = {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}
-  stored = io.BytesIO()
-  with zipfile.ZipFile(stored, "w") as archive:
-    for name, data in sides.items():
+  members = {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}
+  uncompressed = io.BytesIO()
+  with zipfile.ZipFile(uncompressed, "w") as archive:
+    for name, data in members.items():
       archive.writestr(name, data)
   for content, what in {
-    stored.getvalue().replace(b"xx\nyy", b"xx\nzy"): damaged,  # Its checksum shows it.
+    uncompressed.getvalue().replace(b"xx\nyy", b"xx\nzy"): damaged,  # Its checksum shows it.
     b"<html>not found</html>": damaged,
-    opus_tree.zipped(sides)[:-30]: damaged,
+    opus_tree.zipped(members)[:-30]: damaged,
     opus_tree.zipped({"X.de-en.de": b"a\n"}): "0 members end with .en; it needs one",
     opus_tree.zipped(
-      {**sides, "Y.de-en.de": b"a\n", "Y.de-en.en": b"b\n"}
+      {**members, "Y.de-en.de": b"a\n", "Y.de-en.en": b"b\n"}
     ): "2 members end with .de",
   }.items():
     (tmp_path / "a.zip").write_bytes(content)

@@ -61,8 +61,8 @@ def test_merge_keeps_the_first_of_equal_pairs_and_write_takes_ranks(clean, tmp_p
   }.items():
     assert {name: sum(fact[corpus][name] for fact in facts) for name in counts} == counts
   ranks_N = stages.load_ranks(paths[0])
-  kept = facts[0]["Europarl"]["kept"]
-  for ranks_K in (ranks_N[:kept], ranks_N[kept:]):
+  count = facts[0]["Europarl"]["kept"]
+  for ranks_K in (ranks_N[:count], ranks_N[count:]):
     assert ranks_K.tolist() == sorted(set(ranks_K.tolist()))
 
   def shard(bounds):
@@ -77,8 +77,8 @@ def test_merge_keeps_the_first_of_equal_pairs_and_write_takes_ranks(clean, tmp_p
   assert sorted(rows) == sorted(_texts(range(140)))
   assert rows != sorted(rows)
   assert {*shard([half, (0, 0)])} < {*_texts(range(100))}
-  parts = shard([half, everything]) + shard([(1 << 63, 1 << 64), (5, 5)])
-  assert sorted(parts) == sorted(rows)
+  shards = shard([half, everything]) + shard([(1 << 63, 1 << 64), (5, 5)])
+  assert sorted(shards) == sorted(rows)
 
 
 def test_ranks_are_random_and_depend_on_key_corpus_and_seed_alone():

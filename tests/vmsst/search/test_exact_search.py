@@ -92,7 +92,7 @@ def test_broken_input_is_an_error(search):
       with pytest.raises(ValueError, match="vector 5 contains"):
         search(*sides, 1)
   for sides, k, message in (
-    ((good, good[:, :2]), 1, "one width, not 3 and 2"),
+    ((good, good[:, :2]), 1, "different widths, 3 and 2"),
     ((good, good[:0]), 1, "neighbors among (3 and )?0 vectors"),
     ((good, good[0]), 1, r"must be \[N, D\]"),
     ((good, good), 0, "k is 0; set it to an integer of 1 or more"),

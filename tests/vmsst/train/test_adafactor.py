@@ -113,9 +113,9 @@ def test_agrees_with_optax_on_matrices(settings):
   params = random_tree(shapes, seed=0)
   grads = [random_tree(shapes, seed=1 + step, scale=0.1 + step) for step in range(5)]
   names = {"momentum": "beta1", "decay_offset": "step_offset"}
-  own = {names.get(name, name): value for name, value in settings.items()}
-  ours = adafactor.Adafactor(min_dim_size_to_factor=8, **own)
-  trained = train_with(new_state(ours, params), grads).params
+  our_settings = {names.get(name, name): value for name, value in settings.items()}
+  optimizer = adafactor.Adafactor(min_dim_size_to_factor=8, **our_settings)
+  trained = train_with(new_state(optimizer, params), grads).params
 
   theirs_def = optax.adafactor(
     lambda step: jax.numpy.array(LEARNING_RATES)[step], min_dim_size_to_factor=8, **settings
@@ -137,14 +137,14 @@ def test_state_has_t5xs_keys_shapes_and_axes():
   axes = {"embed": ("vocab", "embed"), "query": ("embed", "heads", "kv"), "bias": ("mlp",)}
   rules = adafactor.standard_logical_factor_rules()
   state = new_state(adafactor.Adafactor(logical_factor_rules=rules), params, axes)
-  stored = state.state_dict()["state"]
+  state_dict = state.state_dict()["state"]
   unused = (1,)
-  assert jax.tree.map(lambda x: x.shape, stored["param_states"]) == {
+  assert jax.tree.map(lambda x: x.shape, state_dict["param_states"]) == {
     "embed": {"m": unused, "v": unused, "v_row": (128,), "v_col": (130,)},
     "query": {"m": unused, "v": unused, "v_row": (6,), "v_col": (2, 5)},
     "bias": {"m": unused, "v": (7,), "v_row": unused, "v_col": unused},
   }
-  assert stored["step"].dtype == np.int32
+  assert state_dict["step"].dtype == np.int32
   of_state = state.as_logical_axes().state_dict()
   assert of_state["target"] == {name: PartitionSpec(*names) for name, names in axes.items()}
   assert of_state["state"]["param_states"]["bias"]["v"] == PartitionSpec("mlp")

@@ -35,7 +35,7 @@ def reading(**settings):
   return checkpoints.RestoreCheckpointConfig(path=[], **settings)
 
 
-def test_the_layout_is_t5x_s(run_folder):
+def test_checkpoints_have_the_layout_of_t5x(run_folder):
   assert [p.name for p in t5x.all_checkpoints(run_folder)] == [
     "checkpoint_0",
     "checkpoint_3",
@@ -47,14 +47,14 @@ def test_the_layout_is_t5x_s(run_folder):
   assert state["target"]["table"].shape == (16, 4)
 
 
-def test_inference_reads_parameters_alone_and_casts_them(run_folder):
+def test_inference_reads_only_parameters_and_casts_them(run_folder):
   path = t5x.all_checkpoints(run_folder)[-1]
   restored = initializer(with_optimizer=False).from_checkpoint(path, reading(dtype="bfloat16"))
   assert restored.params["table"].dtype == "bfloat16"
   assert int(restored.step) == 4
 
 
-def test_an_assignment_map_reads_some_arrays_and_makes_the_others(run_folder):
+def test_arrays_that_an_assignment_map_skips_are_initialized(run_folder):
   model = toy_runs.ToyModel(optimizer_def=optimizers.OptaxWrapper(optax.adam(0.1)))
   path = t5x.all_checkpoints(run_folder)[-1]
   rng = jax.random.PRNGKey(5)
@@ -81,24 +81,24 @@ ADAM = {"optimizer_def": optimizers.OptaxWrapper(optax.adam(0.1))}
     ({}, [("target/table", "target/tabel")], "lacks target/tabel; it has"),
   ],
 )
-def test_what_does_not_match_is_named(run_folder, model, rules, message):
+def test_errors_name_arrays_that_do_not_match(run_folder, model, rules, message):
   path = t5x.all_checkpoints(run_folder)[-1]
   with pytest.raises(InputError, match=message):
     initializer(toy_runs.ToyModel(**model)).from_checkpoint(path, reading(assignment_map=rules))
 
 
-def test_what_is_not_one_checkpoint_is_refused(tmp_path, run_folder):
+def test_paths_without_a_single_checkpoint_are_refused(tmp_path, run_folder):
   config = checkpoints.RestoreCheckpointConfig
-  for place, mode, message in (
+  for location, mode, message in (
     (str(tmp_path), "specific", "no checkpoint_<step> folder in"),
     (str(tmp_path), "latest", "no checkpoint_<step> in"),
     ([], "latest", "no checkpoint_<step> in"),
     (str(run_folder), "all", "has 3 checkpoints"),
   ):
     with pytest.raises(InputError, match=message):
-      checkpoints.find_checkpoint(config(path=place, mode=mode))
-  every = checkpoints.find_checkpoints(config(path=str(run_folder), mode="all"))
-  assert [t5x.step_of(path) for path in every] == [0, 3, 4]
+      checkpoints.find_checkpoint(config(path=location, mode=mode))
+  all_checkpoints = checkpoints.find_checkpoints(config(path=str(run_folder), mode="all"))
+  assert [t5x.step_of(path) for path in all_checkpoints] == [0, 3, 4]
   for mode in ("latest", "specific"):
     newest = checkpoints.find_checkpoint(config(path=str(run_folder), mode=mode))
     assert t5x.step_of(newest) == 4
@@ -115,7 +115,7 @@ def test_parameters_can_be_saved_in_bfloat16(tmp_path):
 # Scanned and separate layers
 
 
-def of_layout(arrays, mesh, is_scanned):
+def shapes_and_shardings(arrays, mesh, is_scanned):
   """Returns shapes and shardings of a state with two layers of `arrays`, [4, 8] each."""
   spec, shape = jax.sharding.PartitionSpec("data", "model"), (4, 8)
   if is_scanned:
@@ -130,7 +130,7 @@ def of_layout(arrays, mesh, is_scanned):
 
 
 def check_layouts(folder, mesh):
-  """Restores both layouts into both layouts on a mesh."""
+  """Restores checkpoints of both layouts into states of both layouts on a mesh."""
   rng = np.random.default_rng(0)
   arrays = {"encoder": rng.normal(size=(2, 4, 8)).astype(np.float32)}
   saved = {
@@ -146,15 +146,15 @@ def check_layouts(folder, mesh):
     with ocp.PyTreeCheckpointer() as checkpointer:
       checkpointer.save(path / "state", {"target": target, "state": {"step": 9}})
     for is_scanned in (True, False):
-      shapes, shardings = of_layout(("encoder", "copy"), mesh, is_scanned)
-      found = checkpoints.restore(path, shapes, shardings, assignment_map=rules)
+      shapes, shardings = shapes_and_shardings(("encoder", "copy"), mesh, is_scanned)
+      restored = checkpoints.restore(path, shapes, shardings, assignment_map=rules)
       for name in ("encoder", "copy"):
-        layers = found["target"][name]
+        layers = restored["target"][name]
         values = [x["w"] for x in layers.values()]
-        wanted = jax.tree.leaves(shardings["target"][name])
-        assert all(x.sharding == y for x, y in zip(values, wanted, strict=True))
-        whole = values[0] if is_scanned else np.stack(values)
-        np.testing.assert_array_equal(whole, arrays["encoder"])
+        expected_shardings = jax.tree.leaves(shardings["target"][name])
+        assert all(x.sharding == y for x, y in zip(values, expected_shardings, strict=True))
+        stacked = values[0] if is_scanned else np.stack(values)
+        np.testing.assert_array_equal(stacked, arrays["encoder"])
 
 
 def test_layers_are_restored_from_either_layout(tmp_path):
@@ -178,6 +178,8 @@ def test_optimizer_state_of_the_other_layout_is_not_converted(tmp_path):
   saved = {"target": {"w": np.zeros(3, np.float32)}, "state": {"param_states": tree}}
   with ocp.PyTreeCheckpointer() as checkpointer:
     checkpointer.save(tmp_path / "checkpoint_1" / "state", saved)
-  wanted = {"encoder": {"layers_0": {"w": {"v_row": jax.ShapeDtypeStruct((4,), np.float32)}}}}
+  param_states = {"encoder": {"layers_0": {"w": {"v_row": jax.ShapeDtypeStruct((4,), np.float32)}}}}
   with pytest.raises(InputError, match=r"lacks state/.*/layers_0/w/v_row.*keep scan_lay"):
-    checkpoints.restore(t5x.all_checkpoints(tmp_path)[0], {"state": {"param_states": wanted}}, {})
+    checkpoints.restore(
+      t5x.all_checkpoints(tmp_path)[0], {"state": {"param_states": param_states}}, {}
+    )

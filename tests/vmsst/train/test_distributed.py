@@ -17,7 +17,8 @@ from vmsst.train import distributed
 
 TOLERANCE = 1e-6  # Sums over the batch have another order.
 
-# Runs in `count` forked processes, so that imports happen once. Each gets its index, and its fate.
+# Forks `count` processes, so that imports happen once. At step 7, process `victim` fails as `fate`
+# says: by an exception, or by a signal.
 SCRIPT = """
 import functools, itertools, json, os, signal, sys
 import toy_runs
@@ -69,7 +70,8 @@ DATASET = functools.partial(toy_runs.slices, group_by_length=True, boundaries=(4
 def run(folder, count, steps=10, *, evaluates=False, fate="", victim=-1, shares=False):
   """Returns the exit codes of the processes and their output on both streams.
 
-  With `shares`, each process reads its share of the rows; otherwise the batches are those of one.
+  With `shares`, each process reads its share of the rows. Otherwise, batches equal the batches of a
+  single process.
   """
   here = pathlib.Path(__file__).parent
   with servers.reserved() as port:
@@ -86,21 +88,21 @@ def run_alone(folder, steps=10, **options):
   toy_runs.run(folder, total_steps=steps, get_dataset_fn=DATASET, **options)
 
 
-def assert_same(folder, other, step=10):
+def assert_same(folder, reference, step=10):
   """Asserts equal losses and parameters."""
-  assert_same_losses(folder / "train", other / "train")
-  assert_same_parameters(folder, other, step)
+  assert_same_losses(folder / "train", reference / "train")
+  assert_same_parameters(folder, reference, step)
 
 
-def assert_same_losses(folder, other):
-  ours, theirs = toy_runs.metrics(folder), toy_runs.metrics(other)
-  assert ours.keys() == theirs.keys()
-  np.testing.assert_allclose([*ours.values()], [*theirs.values()], rtol=TOLERANCE)
+def assert_same_losses(folder, reference):
+  losses, expected = toy_runs.metrics(folder), toy_runs.metrics(reference)
+  assert losses.keys() == expected.keys()
+  np.testing.assert_allclose([*losses.values()], [*expected.values()], rtol=TOLERANCE)
 
 
-def assert_same_parameters(folder, other, step):
+def assert_same_parameters(folder, reference, step):
   close = functools.partial(np.testing.assert_allclose, rtol=TOLERANCE, atol=TOLERANCE)
-  checkpoints = (tiny_encoders.read_arrays(x / f"checkpoint_{step}") for x in (folder, other))
+  checkpoints = (tiny_encoders.read_arrays(x / f"checkpoint_{step}") for x in (folder, reference))
   jax.tree.map(close, *checkpoints)
 
 
@@ -111,7 +113,7 @@ def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
   assert "training from step 0 to 10" in texts[0][0]
   assert "step" not in texts[1][0].replace("steps", "")  # only the first process writes
   state = tmp_path / "four" / "checkpoint_10" / "dataset"
-  assert len([*state.glob("process_*-of-4/train_ds-*")]) == 4  # each process's own
+  assert len([*state.glob("process_*-of-4/train_ds-*")]) == 4  # one file per process
   validation = toy_runs.config("validation")
   run_alone(tmp_path / "one", train_eval_dataset_cfg=validation, infer_eval_dataset_cfg=validation)
   assert_same(tmp_path / "four", tmp_path / "one")
@@ -128,7 +130,7 @@ def test_four_processes_train_and_evaluate_as_one(tmp_path, capsys):
   ("fate", "victim", "count"),
   [("error", 1, 4), ("SIGKILL", 1, 2), ("SIGSTOP", 1, 2)],  # the last: a lost network
 )
-def test_if_one_process_dies_the_others_soon_stop_and_say_why(tmp_path, fate, victim, count):
+def test_if_one_process_dies_all_processes_stop_with_an_error(tmp_path, fate, victim, count):
   codes, texts = run(tmp_path / "run", count, fate=fate, victim=victim)
   assert all(codes), codes
   for index, (_, errors) in enumerate(texts):
@@ -140,15 +142,15 @@ def test_if_one_process_dies_the_others_soon_stop_and_say_why(tmp_path, fate, vi
 
 @pytest.mark.slow
 def test_a_run_resumes_with_another_number_of_processes(tmp_path):
-  whole = tmp_path / "whole"
-  run_alone(whole)
+  uninterrupted = tmp_path / "whole"
+  run_alone(uninterrupted)
   for first, then in ((2, 1), (1, 2)):
     folder = tmp_path / f"{first}_{then}"
     assert run(folder, first, steps=5)[0] == [0] * first
     codes, texts = run(folder, then, steps=10)
     assert codes == [0] * then, texts
-    assert f"not of {then} processes" in texts[0][1]
-    assert_same(folder, whole)
+    assert f"not written by {then} processes" in texts[0][1]
+    assert_same(folder, uninterrupted)
 
 
 @pytest.mark.slow
@@ -178,7 +180,7 @@ FOUND_BY_JAX = {
 
 
 @pytest.mark.parametrize(
-  ("given", "environment", "expected"),
+  ("options", "environment", "expected"),
   [
     ({}, {}, None),
     ({"count": 1}, SLURM, None),
@@ -192,7 +194,9 @@ FOUND_BY_JAX = {
     ),
   ],
 )
-def test_jax_joins_processes_if_there_are_several(monkeypatch, given, environment, expected):
+def test_jax_connects_processes_in_multi_process_runs_only(
+  monkeypatch, options, environment, expected
+):
   def initialize(**arguments):
     assert arguments.pop("heartbeat_timeout_seconds") == 30
     raise Initialized(arguments)
@@ -202,10 +206,10 @@ def test_jax_joins_processes_if_there_are_several(monkeypatch, given, environmen
     monkeypatch.delenv(name, raising=False)
   for name, value in environment.items():
     monkeypatch.setenv(name, value)
-  found = None
+  call = None
   try:
-    with distributed.join(**given):
+    with distributed.join(**options):
       pass
   except Initialized as joined:
-    (found,) = joined.args
-  assert found == expected
+    (call,) = joined.args
+  assert call == expected

@@ -18,7 +18,7 @@ from vmsst.train import adafactor, dry_run, input_pipeline, partitioning, utils
 
 
 def flops(function, *shapes):
-  """Returns the FLOPs of a function of float32 arrays of the given shapes."""
+  """Returns the FLOPs of a function of float32 arrays with these shapes."""
   arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
   return dry_run.matmul_flops(jax.make_jaxpr(function)(*arguments).jaxpr)
 
@@ -57,7 +57,7 @@ def until(a, b):
     (either, (MK, KK), 2 * MKK),
     (until, (MK, KK), MKK),
     (jax.vmap(product), ((4, 2, 3), (4, 3, 5)), 4 * MKN),
-    # Forward, and one matmul for each gradient; another forward if it is recomputed.
+    # A forward matmul, a matmul for each of two gradients, and perhaps a recomputed forward matmul.
     (jax.grad(squared, argnums=(0, 1)), (MK, KN), 3 * MKN),
     (jax.grad(jax.checkpoint(squared), argnums=(0, 1)), (MK, KN), 4 * MKN),
   ],
@@ -91,16 +91,16 @@ def report(with_memory=False, **lengths):
   return dry_run.report(model, cfg, mesh, trainer_cls, with_memory=with_memory), model
 
 
-def test_parameters_flops_and_bytes_of_a_step_are_those_counted_by_hand(capsys):
-  found, model = report()
-  assert found["parameters"] == PARAMETERS
+def test_parameters_flops_and_bytes_equal_counts_by_hand(capsys):
+  numbers, model = report()
+  assert numbers["parameters"] == PARAMETERS
   assert f"parameters: {PARAMETERS:,}" in capsys.readouterr().out
 
   sentences = 2 * B
   layer = sentences * (4 * 2 * T * D * H * K + 2 * 2 * T * T * H * K + 3 * 2 * T * D * M)
   forward = L * layer + 2 * sentences * D * S + 2 * B * B * S
-  positions = 2 * H * BUCKETS * T * T  # the other factor is constant: one gradient, not two
-  assert found["flops_per_step"] == 3 * forward + 2 * positions
+  positions = 2 * H * BUCKETS * T * T  # one gradient, since the other factor is constant
+  assert numbers["flops_per_step"] == 3 * forward + 2 * positions
 
   state = utils.TrainStateInitializer(
     optimizer_def=model.optimizer_def,
@@ -110,20 +110,20 @@ def test_parameters_flops_and_bytes_of_a_step_are_those_counted_by_hand(capsys):
   ).from_scratch(jax.random.PRNGKey(0))
   real = sum(array.nbytes for array in jax.tree.leaves(state.state_dict()))
   batch = 4 * B * (T + T + 1 + 1)
-  assert found["bytes_per_device"] == real + 4 * PARAMETERS + batch
+  assert numbers["bytes_per_device"] == real + 4 * PARAMETERS + batch
   several, _ = report(negatives=(3, T))  # texts in a row
-  assert several["bytes_per_device"] == found["bytes_per_device"] + 4 * B * 3 * T
+  assert several["bytes_per_device"] == numbers["bytes_per_device"] + 4 * B * 3 * T
 
 
-def test_memory_of_a_step_is_that_of_its_state_and_of_what_comes_between(capsys, monkeypatch):
-  found, _ = report(with_memory=True)
+def test_memory_of_a_step_is_its_state_and_temporary_arrays(capsys, monkeypatch):
+  numbers, _ = report(with_memory=True)
   printed = capsys.readouterr().out.splitlines()[-1]
-  parts = {name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) MiB", printed)}
-  state = found["bytes_per_device"] - 4 * PARAMETERS  # parameters, optimizer, batch
-  assert parts["arguments"] == pytest.approx(state / 2**20, abs=0.06)
-  assert parts["temporary"] * 2**20 > 4 * PARAMETERS  # gradients, hidden states
-  peak = parts["arguments"] + parts["results"] + parts["temporary"]
-  assert found["peak_bytes_per_device"] / 2**20 == pytest.approx(peak, abs=0.2)
+  mebibytes = {name: float(size) for name, size in re.findall(r"(\w+) ([\d.]+) MiB", printed)}
+  state = numbers["bytes_per_device"] - 4 * PARAMETERS  # parameters, optimizer, batch
+  assert mebibytes["arguments"] == pytest.approx(state / 2**20, abs=0.06)
+  assert mebibytes["temporary"] * 2**20 > 4 * PARAMETERS  # gradients, hidden states
+  peak = mebibytes["arguments"] + mebibytes["results"] + mebibytes["temporary"]
+  assert numbers["peak_bytes_per_device"] / 2**20 == pytest.approx(peak, abs=0.2)
 
   def compile_nothing(self):
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 26.47G exceeds 15.75G\nmore")
@@ -137,7 +137,7 @@ WIDTH, VOCABULARY = 1024, 250_112
 
 
 @pytest.mark.slow
-def test_tables_are_cut_over_the_partitions(tmp_path):
+def test_tables_are_sharded_over_the_partitions(tmp_path):
   options = ("--gin.NUM_PARTITIONS=2", "--gin.t5.T5Config.num_encoder_layers=1", "--dry_run")
   arguments = ("train", "--gin_file=contrastive_6l.gin", *options)
   done = commands.t5x(*arguments, cwd=tmp_path, devices=8)
@@ -145,14 +145,14 @@ def test_tables_are_cut_over_the_partitions(tmp_path):
   assert done.stderr == ""
   assert done.stdout.startswith("mesh: data=4 model=2 (8 cpu devices)\nbatch: 2048 examples, ")
   assert "embedding  [250112, 1024]  P('model', None)  488.5 MiB\n" in done.stdout
-  found = json.loads(done.stdout.splitlines()[-1])
-  assert set(found) == {"parameters", "flops_per_step", "bytes_per_device"}
-  cut = VOCABULARY * WIDTH + 4 * WIDTH * WIDTH + 3 * WIDTH * 2816 + 16 * BUCKETS
-  whole = 3 * WIDTH + WIDTH * WIDTH
-  assert found["parameters"] == 270_011_904 == cut + whole
+  numbers = json.loads(done.stdout.splitlines()[-1])
+  assert set(numbers) == {"parameters", "flops_per_step", "bytes_per_device"}
+  sharded = VOCABULARY * WIDTH + 4 * WIDTH * WIDTH + 3 * WIDTH * 2816 + 16 * BUCKETS
+  replicated = 3 * WIDTH + WIDTH * WIDTH
+  assert numbers["parameters"] == 270_011_904 == sharded + replicated
   # Parameters and gradients; Adafactor's factors and the batch are small in comparison.
-  here = 2 * 4 * (cut // 2 + whole)
-  assert here < found["bytes_per_device"] < 1.01 * here
+  bytes_per_device = 2 * 4 * (sharded // 2 + replicated)
+  assert bytes_per_device < numbers["bytes_per_device"] < 1.01 * bytes_per_device
   assert list(tmp_path.iterdir()) == []
 
 
@@ -164,7 +164,7 @@ def test_tables_are_cut_over_the_partitions(tmp_path):
     ("v5e:2x4", ("libtpu",), "TPU v5 lite"),
   ],
 )
-def test_a_step_is_compiled_for_devices_that_are_not_there(tmp_path, topology, packages, kind):
+def test_a_step_is_compiled_for_devices_that_this_machine_lacks(tmp_path, topology, packages, kind):
   if not any(map(importlib.util.find_spec, packages)):
     pytest.skip(f"needs an accelerator's compiler: {' or '.join(packages)}")
   # MAX_LENGTH is 20, which XLA's Triton matmuls cannot tile without a GPU.

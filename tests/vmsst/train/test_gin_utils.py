@@ -1,4 +1,4 @@
-"""Gin parsing: the dialect, and errors that name place and problem."""
+"""Gin parsing: files, bindings, types of values, and error messages."""
 
 import re
 
@@ -33,7 +33,7 @@ utils.DatasetConfig.seed = 1
 
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
-  """Parses CONFIG with the given bindings, after clearing gin."""
+  """A function that parses CONFIG and bindings. Gin is cleared before and after the test."""
   monkeypatch.setattr(gin.config, "_LOCATION_PREFIXES", [""])
   gin.clear_config()
   (tmp_path / "config.gin").write_text(CONFIG)
@@ -71,7 +71,7 @@ def test_files_in_object_stores_are_read_and_included(parse, monkeypatch):
     parse(file="gs://bucket/none.gin")
 
 
-def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_path, monkeypatch):
+def test_a_folder_in_the_working_directory_does_not_hide_gin_files(parse, tmp_path, monkeypatch):
   (tmp_path / "work" / "data").mkdir(parents=True)
   monkeypatch.chdir(tmp_path / "work")
   monkeypatch.syspath_prepend(str(tmp_path / "work"))
@@ -105,12 +105,12 @@ def test_a_plain_folder_named_like_a_layer_does_not_stand_in_its_way(parse, tmp_
     ([], "includes.gin", "includes.gin: Unable to open file: nowhere.gin. Searched"),
   ],
 )
-def test_errors_name_the_culprit(parse, bindings, file, message):
+def test_errors_name_the_wrong_binding(parse, bindings, file, message):
   with pytest.raises(InputError, match=message):
     parse(*bindings, file=file)
 
 
-def test_values_of_their_parameters_types_are_accepted(parse):
+def test_values_with_the_type_of_their_parameter_are_accepted(parse):
   parse(
     "STEPS = 7",
     "utils.create_learning_rate_scheduler.base_learning_rate = 1",  # int for float
@@ -124,7 +124,7 @@ def test_values_of_their_parameters_types_are_accepted(parse):
   )
 
 
-def test_t5x_is_the_bundled_runtime_whose_other_parts_are_said_to_be_upstream_s():
+def test_t5x_is_the_bundled_runtime_and_errors_refer_to_upstream():
   gin_utils.install_t5x()
   import t5x.trainer
 

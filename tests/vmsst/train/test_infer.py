@@ -42,7 +42,7 @@ def test_infer_writes_every_row_once_and_resumes_after_an_interruption(tmp_path,
 
   monkeypatch.setattr(inference, "get_infer_fn", failing)
   rows = toy_runs.rows
-  # Lines of another split, or of other examples, are not used.
+  # A run must not reuse lines of another split or of other examples.
   for split, shift in (("train", 0), ("validation", 1), ("validation", 0)):
     monkeypatch.setattr(toy_runs, "rows", lambda seed, shift=shift: rows(seed=seed + shift))
     computed.clear()
@@ -84,15 +84,15 @@ def test_seqio_and_training_evaluation_agree_with_the_saved_parameters(tmp_path,
   np.testing.assert_allclose(results[4]["toy"]["mean"], np.mean(means), rtol=1e-5)
   losses = toy_runs.metrics(tmp_path / "training_eval" / "toy")
   goal = [[sum(row != 0)] for row in validation[:16]]
-  wanted = np.mean(np.square(np.asarray(means[:16]) - goal))
-  np.testing.assert_allclose(losses[4], wanted, rtol=1e-5)
+  expected = np.mean(np.square(np.asarray(means[:16]) - goal))
+  np.testing.assert_allclose(losses[4], expected, rtol=1e-5)
   assert sorted(losses) == [0, 4]
   printed = capsys.readouterr().out
   assert "step 0" in printed
   assert f"{results[4]['toy']['mean']:.4g}"[:4] in printed
 
 
-# On TPU pods, rows of the mesh that are next to each other may be of different hosts.
+# On TPU pods, neighboring rows of the mesh may belong to different hosts.
 INFERENCE = """
 import json, os, sys, types
 import numpy as np
@@ -117,5 +117,5 @@ if child:
 @pytest.mark.slow
 def test_inference_keeps_the_order_of_rows_if_hosts_interleave(tmp_path):
   with servers.reserved() as port:
-    found = commands.script(INFERENCE, port, cwd=tmp_path, devices=2).stdout.splitlines()[-1]
-  assert json.loads(found) == [[i, i + 1] for i in range(12)]
+    output = commands.script(INFERENCE, port, cwd=tmp_path, devices=2).stdout.splitlines()[-1]
+  assert json.loads(output) == [[i, i + 1] for i in range(12)]

@@ -70,12 +70,14 @@ def test_a_restarted_iterator_gives_the_batches_that_would_have_come(tmp_path, s
 
 
 def test_processes_trim_a_batch_to_the_longest_text_of_all(monkeypatch):
-  """The other process has a long text in every third batch."""
+  """A simulated second process has a long text in every third batch."""
   numbers = range(1, 60)
 
-  def gathered(own):
-    other = [16 if number % 3 == 0 else 4 for number in itertools.islice(seen, len(own))]
-    return np.stack([own, other])
+  def gathered(sixteenths):
+    other_sixteenths = [
+      16 if number % 3 == 0 else 4 for number in itertools.islice(seen, len(sixteenths))
+    ]
+    return np.stack([sixteenths, other_sixteenths])
 
   seen = iter(numbers)
   monkeypatch.setattr(input_pipeline, "can_trim", lambda: False)
@@ -123,18 +125,18 @@ def test_a_run_that_starts_at_a_later_step_restarts_its_data_and_resumes(tmp_pat
     second.close()
 
 
-def test_states_are_of_one_number_of_processes(tmp_path, caplog):
+def test_a_state_belongs_to_one_number_of_processes(tmp_path, caplog):
   input_pipeline.DataState(0, None).copy_to(tmp_path, process=1, processes=2)
   assert input_pipeline.DataState.read_from(tmp_path, process=1, processes=2).position == 0
   assert not caplog.records
   assert input_pipeline.DataState.read_from(tmp_path, process=0, processes=2) is None
   for process, count in ((0, 1), (2, 3)):
     assert input_pipeline.DataState.read_from(tmp_path, process, count) is None
-    assert f"not of {count} processes" in caplog.text
+    assert f"not written by {count} processes" in caplog.text
 
 
 def fake_partitioner(process_of_device):
-  """A partitioner whose devices belong to other processes; has only what the layout reads."""
+  """A partitioner with a mesh over devices of several processes, as far as the layout reads it."""
   partitioner = partitioning.PjitPartitioner(num_partitions=1)
   devices = np.vectorize(lambda p: types.SimpleNamespace(process_index=p), otypes=[object])(
     np.asarray(process_of_device)

@@ -67,7 +67,7 @@ def flat(tree):
   return traverse_util.flatten_dict(tree, sep="/")
 
 
-def test_kernels_are_those_of_matrices_with_gradients_of_their_own():
+def test_kernels_equal_training_the_two_matrices_directly():
   model = make_model()
   first, last = train(model)
   base, factors = flat(first.params), flat(first.param_states["factors"])
@@ -103,12 +103,14 @@ def test_kernels_are_those_of_matrices_with_gradients_of_their_own():
 
 
 def test_a_restored_state_continues_unchanged():
-  _, whole = train(make_model())
-  _, part = train(make_model(), steps=STEPS - 1)
-  restored = part.restore_state(jax.tree.map(np.asarray, part.state_dict()))
-  assert jax.tree.structure(restored) == jax.tree.structure(part)
-  gradients = jax.tree.map(np.ones_like, whole.params)
-  one_more = [state.apply_gradient(gradients, 0.1).state_dict() for state in (part, restored)]
+  _, expected = train(make_model())
+  _, interrupted = train(make_model(), steps=STEPS - 1)
+  restored = interrupted.restore_state(jax.tree.map(np.asarray, interrupted.state_dict()))
+  assert jax.tree.structure(restored) == jax.tree.structure(interrupted)
+  gradients = jax.tree.map(np.ones_like, expected.params)
+  one_more = [
+    state.apply_gradient(gradients, 0.1).state_dict() for state in (interrupted, restored)
+  ]
   jax.tree.map(np.testing.assert_array_equal, *one_more)
 
 

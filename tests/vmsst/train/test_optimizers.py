@@ -40,13 +40,13 @@ AXES = {"mlp": {"bias": PartitionSpec("mlp"), "kernel": PartitionSpec("embed", "
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_wrapped_optimizers_are_optaxs(name):
-  theirs = getattr(optax, name)(0.01)
-  state = train_state_of(optimizers.OptaxWrapper(theirs))
-  params, opt_state = PARAMS, theirs.init(PARAMS)
+def test_wrapped_optimizers_equal_optax(name):
+  optax_optimizer = getattr(optax, name)(0.01)
+  state = train_state_of(optimizers.OptaxWrapper(optax_optimizer))
+  params, opt_state = PARAMS, optax_optimizer.init(PARAMS)
   for step in range(3):
     state = state.apply_gradient(gradient(step), learning_rate=123.0)
-    updates, opt_state = theirs.update(gradient(step), opt_state, params)
+    updates, opt_state = optax_optimizer.update(gradient(step), opt_state, params)
     params = optax.apply_updates(params, updates)
   assert state.step == 3
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), state.params, params)

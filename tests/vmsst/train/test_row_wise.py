@@ -37,8 +37,8 @@ def train(optimizer, *, steps=3, num_partitions=1, **options):
     train_state_axes=states.train_state_axes, rng=jax.random.PRNGKey(1),
   )  # fmt: skip
   first = toy_runs.host(first)
-  made = (tiny_models.random_batch(step, B, (6, 6), (FIRST, V)) for step in range(steps))
-  trainer.train(map(partitioner.to_devices, made), steps, 0)
+  batches = (tiny_models.random_batch(step, B, (6, 6), (FIRST, V)) for step in range(steps))
+  trainer.train(map(partitioner.to_devices, batches), steps, 0)
   return first, toy_runs.host(trainer.train_state)
 
 
@@ -47,13 +47,13 @@ def test_an_optimizer_that_keeps_rows_without_gradient_gives_the_same_table(num_
   chained = optimizers.chain([optax.clip_by_global_norm(0.5), optax.adagrad(RATE)])
   options = {"num_microbatches": num_microbatches}
   _, expected = train(chained, **options)
-  first, found = train(row_wise.RowWise(chained), **options)
+  first, state = train(row_wise.RowWise(chained), **options)
   jax.tree.map(
     lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6),
-    (found.params, found.param_states),
+    (state.params, state.param_states),
     (expected.params, expected.param_states),
   )
-  assert not np.allclose(found.params["token_embedder"]["embedding"],
+  assert not np.allclose(state.params["token_embedder"]["embedding"],
                          first.params["token_embedder"]["embedding"])  # fmt: skip
 
 

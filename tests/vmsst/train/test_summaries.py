@@ -1,4 +1,4 @@
-"""Metrics of a run: files that grow, local and in a store; Weights & Biases; the terminal."""
+"""Metrics of a run: local files, files in a store, Weights & Biases, and the terminal."""
 
 import io
 import json
@@ -100,18 +100,18 @@ def test_tables_show_the_first_the_best_and_the_newest_evaluation(capsys, best, 
 
 
 def read(folder):
-  """Returns what wandb has written to the files of all runs below `folder` without a network."""
-  parts = []
+  """Returns the content of the files that wandb writes below `folder` in offline mode."""
+  blocks = []
   for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
     data = path.read_bytes()  # in blocks of this size, each with a header of seven bytes
-    parts += [data[start + 7 : start + 32768] for start in range(0, len(data), 32768)]
-  return b"".join(parts)
+    blocks += [data[start + 7 : start + 32768] for start in range(0, len(data), 32768)]
+  return b"".join(blocks)
 
 
 @pytest.mark.slow
-def test_a_resumed_run_continues_its_run_there_with_the_events_of_tensorboard(tmp_path):
+def test_a_resumed_run_continues_its_weights_and_biases_run(tmp_path):
   pytest.importorskip("wandb")
-  # Processes of their own, with services of their own, which the end of the interpreter ends.
+  # Each run needs a new process, because wandb's service ends together with the interpreter.
   variables = {**os.environ, **commands.environment(), "WANDB_MODE": "offline"}
   variables.pop("WANDB_SERVICE", None)
   run = tmp_path / "run"
@@ -120,13 +120,13 @@ def test_a_resumed_run_continues_its_run_there_with_the_events_of_tensorboard(tm
   for steps in (2, 4):
     arguments = [*command, f"--gin.TRAIN_STEPS={steps}"]
     subprocess.run(arguments, cwd=tmp_path, env=variables, check=True)
-  found, end = set(), time.monotonic() + 120
-  while len(found) < 2 and time.monotonic() < end:  # the last after the process has ended
+  losses, end = set(), time.monotonic() + 120
+  while len(losses) < 2 and time.monotonic() < end:  # wandb may write after the process has ended
     time.sleep(0.1)
-    found = {*re.findall(rb"train/loss\x82\x01.([\d.]+)", read(run), re.DOTALL)}
+    losses = {*re.findall(rb"train/loss\x82\x01.([\d.]+)", read(run), re.DOTALL)}
   lines = (run / "train" / "metrics.jsonl").read_text().splitlines()
   written = [row["loss"] for row in map(json.loads, lines) if "loss" in row]
-  assert sorted(map(float, found)) == pytest.approx(sorted(written))
+  assert sorted(map(float, losses)) == pytest.approx(sorted(written))
   text = read(run)
   identity = (run / summaries.WANDB_ID_FILE).read_text()
   assert {*re.findall(r"offline-run-\d+_\d+-(\w+)", str([*run.rglob("*.wandb")]))} == {identity}

@@ -20,11 +20,11 @@ from vmsst.train import input_pipeline, model_dir, trainer
 
 def test_a_stopped_and_restarted_run_ends_bitwise_like_an_uninterrupted_one(tmp_path):
   cfg = toy_runs.saving(2, keep=2)
-  _, whole = toy_runs.run(tmp_path / "whole", checkpoint_cfg=cfg)
+  _, uninterrupted = toy_runs.run(tmp_path / "whole", checkpoint_cfg=cfg)
   toy_runs.run(tmp_path / "parts", total_steps=3, checkpoint_cfg=cfg)
-  step, parts = toy_runs.run(tmp_path / "parts", checkpoint_cfg=cfg)
+  step, resumed = toy_runs.run(tmp_path / "parts", checkpoint_cfg=cfg)
   assert step == 12
-  toy_runs.assert_same(whole.state_dict(), parts.state_dict())
+  toy_runs.assert_same(uninterrupted.state_dict(), resumed.state_dict())
   steps = [t5x.step_of(p) for p in t5x.all_checkpoints(tmp_path / "parts")]
   assert steps == [10, 12]
 
@@ -47,8 +47,8 @@ def test_sigterm_writes_a_checkpoint_and_the_next_run_resumes(tmp_path):
   assert signal.getsignal(signal.SIGTERM) is before
   assert (tmp_path / "run" / "checkpoint_3" / "state").is_dir()
   _, resumed = toy_runs.run(tmp_path / "run", period=100)
-  _, whole = toy_runs.run(tmp_path / "whole", period=100)
-  toy_runs.assert_same(whole.state_dict(), resumed.state_dict())
+  _, uninterrupted = toy_runs.run(tmp_path / "whole", period=100)
+  toy_runs.assert_same(uninterrupted.state_dict(), resumed.state_dict())
 
 
 def test_a_failed_restart_changes_nothing(tmp_path):
@@ -93,9 +93,9 @@ def test_a_run_from_another_s_checkpoint_starts_its_data_over_and_resumes_exactl
     cfg = toy_runs.saving(3, save_dataset=False, restore=start)
     return toy_runs.run(tmp_path / name, total_steps=steps, checkpoint_cfg=cfg)[1]
 
-  whole = resume("whole", 12)
+  uninterrupted = resume("whole", 12)
   resume("parts", 8)
-  toy_runs.assert_same(whole.state_dict(), resume("parts", 12).state_dict())
+  toy_runs.assert_same(uninterrupted.state_dict(), resume("parts", 12).state_dict())
 
 
 # --------------------------------------------------------------------------------------------

@@ -19,56 +19,56 @@ ALL = "all"
 
 _MODULES = (sts, bitext_retrieval, bitext_mining, questions, documents, agnosticism)
 BENCHMARKS: dict[str, suite.Benchmark] = {
-  each.name: each
+  benchmark.name: benchmark
   for module in _MODULES
-  for each in vars(module).values()
-  if isinstance(each, suite.Benchmark)
+  for benchmark in vars(module).values()
+  if isinstance(benchmark, suite.Benchmark)
 }
 
 
 def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
-  """Returns the benchmarks of these names, in the order of `BENCHMARKS`.
+  """Returns benchmarks by name, in the order of `BENCHMARKS`.
 
   Args:
-    names: Names of benchmarks; "all" selects all.
+    names: Names of benchmarks, or "all".
 
   Raises:
     InputError: a name is unknown.
   """
-  wanted = set(names)
-  if unknown := sorted(wanted - {*BENCHMARKS, ALL}):
+  names = set(names)
+  if unknown := sorted(names - {*BENCHMARKS, ALL}):
     raise errors.InputError(
       f"unknown benchmark {', '.join(unknown)}; choose from {', '.join(BENCHMARKS)}, or {ALL}"
     )
-  return [benchmark for name, benchmark in BENCHMARKS.items() if {name, ALL} & wanted]
+  return [benchmark for name, benchmark in BENCHMARKS.items() if {name, ALL} & names]
 
 
 def held_out_texts(
   benchmarks: Iterable[suite.Benchmark], root: str | os.PathLike[str]
 ) -> Iterator[tuple[str, str]]:
-  """Yields the benchmark's name and the text, for every text to exclude from training.
+  """Yields the texts to exclude from training data, each with the name of its benchmark.
 
-  Benchmarks without files are skipped; questions do not need their knowledge base. Training splits
-  of benchmarks, as in SIB-200 and MLDoc, are not excluded. Documents are yielded sentence by
-  sentence. Texts may repeat.
+  Benchmarks without files are skipped. The queries of `questions` are yielded even if the knowledge
+  base is missing. Training splits, as in SIB-200 and MLDoc, are not excluded. Documents are yielded
+  sentence by sentence. Texts may repeat.
 
   Args:
     benchmarks: The benchmarks.
-    root: Data folder, local or in an object store, with one folder per benchmark.
+    root: Data folder with one folder per benchmark, local or in an object store.
 
   Raises:
-    InputError: files are broken, or there is no evaluation set.
+    InputError: a file is broken, or the data folder has no evaluation set.
   """
   root = storage.path(root)
   has_data = False
   for benchmark in benchmarks:
     sets: Iterable[Iterable[str]] = ()
     if benchmark.files.absence(root) is None:
-      sets = (task.texts() for task in benchmark.read(root))
+      sets = (task.held_out_texts() for task in benchmark.read(root))
     elif benchmark.name == questions.QUESTIONS.name:
       sets = (questions_of_set.texts for questions_of_set in questions.question_sets(root))
     for text in itertools.chain.from_iterable(sets):
       has_data = True
       yield benchmark.name, text
   if not has_data:
-    raise errors.InputError(f"{root} has no evaluation set: give the data folder of `vmsst eval`")
+    raise errors.InputError(f"{root} has no evaluation set; give the data folder of `vmsst eval`")

@@ -1,19 +1,24 @@
-"""Language-agnosticism of vectors: search errors of every ordered pair of N-way translations.
+"""Language-agnosticism of vectors: retrieval errors between all pairs of N-way translations.
 
-After Chen and Avgustinova (2021), here "the paper". `BENCHMARK` searches among translations into
-many languages (as its Tables 2 and 3), `WMT2012` on the news of its Table 1, `TED` on TED talks as
-in its Table 2. `TRANSLATIONS` also searches among several versions in one language and translations
-of translations (its Tables 4 to 6). As in the paper, rows with a text of more than 50 tokens and
-repeated texts are skipped (`usable_rows`), but not in `WMT2012`, where it scores all 3,003.
+The method is from Chen and Avgustinova (2021), "the paper" below.
 
-A label defines a version of a text: codes of languages from the original to the version, joined by
-"+", with or without "_" and a suffix that distinguishes versions in one language. Each text gives
+* `BENCHMARK` uses NTREX, as in the paper's Tables 2 and 3.
+* `WMT2012` uses the news of Table 1, and `TED` the TED talks of Table 2.
+* `TRANSLATIONS` uses texts with several translations into one language and translations of
+  translations, as in Tables 4 to 6.
 
-* a result with its name, or `ALL`, the metrics of `summary_of_matrix`, and two arrays: `labels`
-  and `error`, the matrix [L, L] in percent, from the row's language, which has the queries, to the
-  column's;
-* a result "path eng+deu+zho" for each translation of known source: mean distances of its vectors
-  x 100.
+As in the paper, long and repeated texts are skipped (see `usable_rows`), except in `WMT2012`, where
+all 3,003 rows are scored.
+
+A text has several versions. The label of a version is its path of language codes from the original,
+joined by "+". An optional suffix after "_" distinguishes versions in the same language. The results
+of a text are
+
+* one result named after the text, or `ALL`, with the metrics of `summary_of_matrix` and the arrays
+  `labels` and `error`. `error` is a matrix [L, L] in percent. Queries are in the language of the
+  row, candidates in the language of the column.
+* one result such as "path eng+deu+zho" for every version that was translated from another one. Its
+  metrics are mean distances between vectors along the path, times 100.
 """
 
 import dataclasses
@@ -31,7 +36,7 @@ from vmsst.io import text_files
 from vmsst.search import exact_search
 
 ALL = "all languages"
-"""Name of the result of the only text of a benchmark."""
+"""Name of the result in a benchmark with a single text."""
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
 TED_CODES = (
   *("bg", "cs", "de", "en", "es", "fr", "hr", "it"),
@@ -41,30 +46,30 @@ TED_SENTENCES = 10_000
 
 
 def read_wmt2012(root: storage.Path) -> list[suite.Task]:
-  """Returns one task of the five languages of the paper's Table 1; other files are ignored."""
+  """Returns one task with the five languages of the paper's Table 1."""
   paths = [root / "wmt2012" / f"newstest2012.{code}" for code in WMT2012_CODES]
   paths_by_code = dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True))
   return [_task(ALL, files.by_label(paths_by_code))]
 
 
 def read_ted(root: storage.Path) -> list[suite.Task]:
-  """Returns one task of the 16 languages that the paper's Table 2 lists.
+  """Returns one task with the 16 languages of the paper's Table 2.
 
-  Its sentences are the first 10,000 of the training file with a usable text in each language. Lines
-  that lack a column, and those marked as not translated ("__NULL__"), are skipped.
+  The texts are the first 10,000 usable rows of the training file. Rows with a missing column or a
+  missing translation ("__NULL__") are skipped.
   """
   path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv")
   lines = (line.split("\t") for line in text_files.read_lines(str(path)))
   header = next(lines, [])
-  places = [header.index("zh-cn" if code == "zh" else code) for code in TED_CODES]
-  rows = ([line[place] for place in places] for line in lines if len(line) == len(header))
+  columns = [header.index("zh-cn" if code == "zh" else code) for code in TED_CODES]
+  rows = ([line[column] for column in columns] for line in lines if len(line) == len(header))
   complete = [row for row in rows if not any("NULL" in text for text in row)]
   texts = dict(zip(TED_CODES, zip(*complete, strict=True), strict=True))
   return [_usable_task(ALL, texts, TED_SENTENCES)]
 
 
 def read_translations(root: storage.Path) -> list[suite.Task]:
-  """Returns one task per text, with a side per version."""
+  """Returns one task per text, with a text set per version."""
   texts: dict[str, dict[str, storage.Path]] = {}
   for path in files.files_in(root / "translations", "*.txt"):
     name, _, label = files.plain_name(path).removesuffix(".txt").partition(".")
@@ -75,21 +80,26 @@ def read_translations(root: storage.Path) -> list[suite.Task]:
 
 
 def _task(text: str, columns: Mapping[str, Sequence[str]]) -> suite.Task:
-  """Returns the task of a text, given its name or `ALL`, and the lines of each version by label."""
-  sides = tuple(suite.Side(_code(label), lines) for label, lines in columns.items())
-  return suite.Task(text, sides, functools.partial(_score, text, tuple(columns)))
+  """Returns the task of a text.
+
+  Args:
+    text: Name of the text, or `ALL`.
+    columns: Lines of each version, by label.
+  """
+  text_sets = tuple(suite.TextSet(_code(label), lines) for label, lines in columns.items())
+  return suite.Task(text, text_sets, functools.partial(_score, text, tuple(columns)))
 
 
 def _usable_task(
-  text: str, columns: Mapping[str, Sequence[str]], most: int | None = None
+  text: str, columns: Mapping[str, Sequence[str]], limit: int | None = None
 ) -> suite.Task:
-  """Returns the task of the first lines of a text that are usable in all versions."""
-  rows = usable_rows(columns.values())[:most].tolist()
+  """Returns the task of the first `limit` usable rows of a text."""
+  rows = usable_rows(columns.values())[:limit].tolist()
   return _task(text, {label: [lines[row] for row in rows] for label, lines in columns.items()})
 
 
 def _code(label: str) -> str:
-  """Returns the language code of a version: pol for eng+pol_a, but zho_Hans, a code, itself."""
+  """Returns the language code of a version: "pol" for eng+pol_a, "zho_Hans" for zho_Hans."""
   step = label.rpartition("+")[2]
   try:
     languages.language(step)
@@ -120,51 +130,54 @@ def _score(text: str, labels: Sequence[str], *vectors: np.ndarray) -> list[suite
 
 
 def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbers:
-  """Returns numbers over all ordered pairs, and their relation to language families.
+  """Returns statistics of an error matrix.
 
-  Mean, lowest and highest error; errors between versions in one language, and how much the errors
-  of these versions with the same other text differ (highest minus lowest, mean and maximum over
-  texts and directions); errors within and between families, and the same for branches, if there are
-  several in a family.
+  * `error`, `lowest error`, `highest error`: over all ordered pairs
+  * `error within a language`: between versions in the same language
+  * `spread over versions`, `largest spread over versions`: see `version_spreads`
+  * `error within families`, `error between families`; the same for `branches` if any family has
+    several
   """
-  known = [languages.language(code) for code in codes]
-  error_P = error_LL[~np.eye(len(known), dtype=bool)]
+  language_L = [languages.language(code) for code in codes]
+  error_P = error_LL[~np.eye(len(codes), dtype=bool)]
   numbers = {
     "error": float(error_P.mean()),
     "lowest error": float(error_P.min()),
     "highest error": float(error_P.max()),
   }
-  within = within_and_between(error_LL, known).get("within")
+  within = within_and_between(error_LL, language_L).get("within")
   if within is not None:
     numbers["error within a language"] = within
-  if spreads := version_spreads(error_LL, known):
+  if spreads := version_spreads(error_LL, language_L):
     numbers["spread over versions"] = statistics.fmean(spreads)
     numbers["largest spread over versions"] = max(spreads)
-  kinds = {"families": [x.family for x in known], "branches": [x.branch for x in known]}
-  if len(set(kinds["branches"])) == len(set(kinds["families"])):
-    del kinds["branches"]
-  for kind, group_L in kinds.items():
-    for way, value in within_and_between(error_LL, group_L).items():
-      numbers[f"error {way} {kind}"] = value
+  groupings = {
+    "families": [x.family for x in language_L],
+    "branches": [x.branch for x in language_L],
+  }
+  if len(set(groupings["branches"])) == len(set(groupings["families"])):
+    del groupings["branches"]
+  for grouping, group_L in groupings.items():
+    for relation, value in within_and_between(error_LL, group_L).items():
+      numbers[f"error {relation} {grouping}"] = value
   return numbers
 
 
 def pair_errors(result: suite.Result) -> Iterator[suite.Result]:
-  """Yields the error of each ordered pair of a result's matrix, as results "deu->eng"."""
-  versions = list(zip(result.arrays["labels"], result.languages, strict=True))
-  for i, j in itertools.permutations(range(len(versions)), 2):
-    (label, code), (other, other_code) = versions[i], versions[j]
-    error = {"error": result.arrays["error"][i][j]}
-    yield suite.Result(result_name(result.name, f"{label}->{other}"), (code, other_code), error)
+  """Yields a result such as "deu->eng" for every cell of an error matrix off the diagonal."""
+  labels, codes = result.arrays["labels"], result.languages
+  for i, j in itertools.permutations(range(len(labels)), 2):
+    name = result_name(result.name, f"{labels[i]}->{labels[j]}")
+    yield suite.Result(name, (codes[i], codes[j]), {"error": result.arrays["error"][i][j]})
 
 
 def result_name(text: str, name: str) -> str:
-  """Returns a name after the text that it is about, unless this is the only one."""
+  """Returns the name of a result, with the name of its text as prefix unless that is `ALL`."""
   return name if text == ALL else f"{text} {name}"
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
-  """Returns the metrics of each text, its error by seen languages, and the mean over texts."""
+  """Returns the metrics of each text, its errors by seen languages, and the mean over texts."""
   summary: suite.Numbers = {}
   texts = [result for result in results if result.arrays]
   if len(texts) > 1:
@@ -180,37 +193,32 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 
 
 def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> np.ndarray:
-  """Returns the rows of aligned texts that can be scored, int64 [K].
+  """Returns the row numbers of aligned texts that can be scored, int64 [K].
 
-  A row is skipped if, in any language, its text is empty, has more than `max_words` words (the
-  paper's limit is 50 tokens), or repeats the text of an earlier row that is kept: repeated texts
-  have no unique translation. Words are separated by white space, so that scripts without spaces
-  have no limit; texts that differ only in white space are repeats.
+  A row is skipped if its text in any language is empty, has more than `max_words` words (the paper
+  has a limit of 50 tokens), or repeats the text of an earlier usable row. A repeated text has no
+  unique translation. Words are separated by white space, so that the limit has no effect in scripts
+  without spaces. Differences in white space are ignored.
   """
-  seen: list[set[str]] = [set() for _ in columns]
+  earlier: set[tuple[int, str]] = set()  # Column and text.
   rows = []
   for row, texts in enumerate(zip(*columns, strict=True)):
     words = [text.split() for text in texts]
-    if not all(0 < len(sentence) <= max_words for sentence in words):
-      continue
-    keys = [" ".join(sentence) for sentence in words]
-    if any(key in known for key, known in zip(keys, seen, strict=True)):
-      continue
-    for key, known in zip(keys, seen, strict=True):
-      known.add(key)
-    rows.append(row)
+    keys = {*enumerate(map(" ".join, words))}
+    if all(0 < len(x) <= max_words for x in words) and earlier.isdisjoint(keys):
+      earlier |= keys
+      rows.append(row)
   return np.array(rows, np.int64)
 
 
 def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
-  """Returns similarity search errors of every ordered pair of languages, 0 to 1, float64 [L, L].
+  """Returns the retrieval error of every ordered pair of languages, 0 to 1, float64 [L, L].
 
-  Cell (i, j) is the share of texts of language i (the source) whose nearest text of language j (the
-  target), by cosine, is not the translation. Among equally near ones the first counts. The diagonal
-  is 0. The similarities of each unordered pair are computed once.
+  Each text of language i searches the texts of language j by cosine. Cell (i, j) is the share of
+  texts that do not find their translation. Ties go to the first text. The diagonal is 0.
 
   Args:
-    vectors: Vectors of each language, [N, D]; equal rows are translations.
+    vectors: Vectors [N, D] of each language; equal rows are translations.
 
   Raises:
     ValueError: a value is not finite.
@@ -226,49 +234,48 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mean_errors(error_LL: np.ndarray) -> np.ndarray:
-  """Returns the error of queries in each language, over all other languages, [L].
+  """Returns the mean error of the queries in each language, [L].
 
-  These are the margins of the paper's tables. Transpose the matrix for the error of searches in
-  each language.
+  Transpose the matrix for the mean error by the language of the candidates. The margins of the
+  paper's tables show both.
   """
   return error_LL.sum(axis=1) / (len(error_LL) - 1)
 
 
 def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dict[str, float]:
-  """Returns mean errors over ordered pairs `within` one group and `between` two, if there are any.
+  """Returns the mean error `within` groups and `between` groups; a mean without pairs is omitted.
 
-  With languages as groups, this compares translations into one language with those into others
-  (Tables 4 and 6 of the paper); with families, it shows the effect of relatedness.
+  Groups by language compare several translations into one language (Tables 4 and 6 of the paper).
+  Groups by family show the effect of relatedness.
   """
   same_LL = np.array([[x == y for y in group_L] for x in group_L])
-  ways = {"within": same_LL & ~np.eye(len(group_L), dtype=bool), "between": ~same_LL}
-  return {name: float(error_LL[way_LL].mean()) for name, way_LL in ways.items() if way_LL.any()}
+  masks = {"within": same_LL & ~np.eye(len(group_L), dtype=bool), "between": ~same_LL}
+  return {name: float(error_LL[mask_LL].mean()) for name, mask_LL in masks.items() if mask_LL.any()}
 
 
 def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[float]:
-  """Returns the highest minus the lowest error of the versions in one language with the same text.
+  """Returns how much the error depends on the version, as in the paper's Section 3.2.2.
 
-  One number for each language with several versions, as queries, then as the texts that are
-  searched, and for each text in another language (the paper's Section 3.2.2).
+  Several versions in one language are compared by their errors with the same text in another
+  language. Each spread is the highest minus the lowest of these errors. Every language with several
+  versions has one spread per text in another language and direction of the search.
   """
   spreads: list[float] = []
   for group in dict.fromkeys(group_L):
-    of_group_L = np.array([number == group for number in group_L])
-    if of_group_L.sum() > 1:
-      for from_LL in (error_LL, error_LL.T):
-        spreads += np.ptp(from_LL[of_group_L][:, ~of_group_L], axis=0).tolist()
+    member_L = np.array([x == group for x in group_L])
+    if member_L.sum() > 1:
+      for direction_LL in (error_LL, error_LL.T):
+        spreads += np.ptp(direction_LL[member_L][:, ~member_L], axis=0).tolist()
   return spreads
 
 
 def language_tree(error_LL: np.ndarray) -> np.ndarray:
-  """Returns a tree of languages in scipy's format, [L - 1, 4]: average linkage of their errors.
+  """Returns a tree of languages, as in the paper's Section 3.2.1: average linkage of errors.
 
-  Row k joins two clusters, columns 0 and 1, at a distance, column 2: the mean error over both
-  directions of all pairs of their languages. Cluster i < L is language i, cluster L + k is the
-  result of row k. Branches are ordered so that neighboring languages are near. The paper groups
-  languages by this matrix in Section 3.2.1.
+  The result is a linkage matrix of scipy, [L - 1, 4]. The distance of two languages is the mean
+  error over both directions. Leaves are ordered so that neighbors have a small distance.
   """
-  from scipy.cluster import hierarchy  # Here: it takes a second.
+  from scipy.cluster import hierarchy  # Imported late because it takes a second.
   from scipy.spatial import distance
 
   distance_P = distance.squareform((error_LL + error_LL.T) / 2)
@@ -276,9 +283,9 @@ def language_tree(error_LL: np.ndarray) -> np.ndarray:
 
 
 def mean_distance(first_ND: np.ndarray, second_ND: np.ndarray) -> float:
-  """Returns the mean Euclidean distance, 0 to 2, of equal rows, scaled to length 1."""
+  """Returns the mean Euclidean distance of corresponding rows after normalization, 0 to 2."""
   first_ND, second_ND = (
-    exact_search.unit_rows(side).astype(np.float64) for side in (first_ND, second_ND)
+    exact_search.unit_rows(x).astype(np.float64) for x in (first_ND, second_ND)
   )
   return float(np.mean(np.linalg.norm(first_ND - second_ND, axis=1)))
 

@@ -1,15 +1,17 @@
-"""Bitext mining: finds translations hidden in two corpora, as in the BUCC 2018 shared task.
+"""Bitext mining: finds translation pairs in two corpora, as in the BUCC 2018 shared task.
 
-Results are F1 at the best threshold for the gold pairs (VMSST, section 6.2):
+The metrics are F1 at the threshold with the highest F1 (VMSST paper, section 6.2):
 
-* `cosine_f1`: each foreign sentence with its nearest English one, by cosine;
-* `margin_f1`: ratio margin with k = 4 neighbors, each sentence used at most once;
-* `average`: the mean of both, a part of the paper's overall Score.
+* `cosine_f1`: candidates are each foreign sentence and its nearest English sentence, by cosine.
+* `margin_f1`: candidates are selected by the ratio margin with k = 4 neighbors. Each sentence is in
+  at most one candidate pair.
+* `average`: the mean of both; it enters the overall Score of the paper.
 
-As in LASER, a sentence that occurs more than once in its corpus has one vector, which others are
-compared with, but pairs with it are dropped; gold pairs with it count as not found.
+Sentences that occur more than once in a corpus are handled as in LASER. They are embedded once and
+take part in the search, but candidate pairs with such a sentence are dropped. Gold pairs with such
+a sentence count as not found.
 
-The papers evaluate on BUCC's training data, whose gold pairs are public.
+Like the papers, `BUCC` uses the training data of the shared task. Only its gold pairs are public.
 """
 
 import dataclasses
@@ -37,12 +39,12 @@ _METHODS: dict[str, Callable[[np.ndarray, np.ndarray], margins.Pairs]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """The sentences of one side.
+  """A corpus in one language.
 
   Attributes:
-    texts: Distinct sentences.
-    row_by_id: Row in `texts` of the sentence of each id.
-    once_N: Whether a sentence has only one id, bool [N].
+    texts: The distinct sentences.
+    row_by_id: Position in `texts` of the sentence with each id.
+    once_N: Whether a sentence occurs only once, bool [N].
   """
 
   texts: list[str]
@@ -51,20 +53,20 @@ class Corpus:
 
 
 def read_corpus(path: storage.Path) -> Corpus:
-  """Reads lines `id TAB sentence`; raises InputError if a line has another form."""
+  """Reads lines `id TAB sentence`; raises InputError for other lines and for repeated ids."""
   rows: dict[str, int] = {}
   row_by_id: dict[str, int] = {}
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     name, tab, sentence = line.partition("\t")
     if not tab or name in row_by_id:
-      raise errors.InputError(f"{path}:{number}: not a new id, TAB, and a sentence")
+      raise errors.InputError(f"{path}:{number}: the line must be a new id, TAB and a sentence")
     row_by_id[name] = rows.setdefault(sentence.strip(), len(rows))
   once_N = np.bincount([*row_by_id.values()], minlength=len(rows)) == 1
   return Corpus(list(rows), row_by_id, once_N)
 
 
 def _read_bucc(root: storage.Path) -> list[suite.Task]:
-  """Returns one task per language pair; only the vectors of one pair are in memory at a time."""
+  """Returns one large task per language pair of BUCC."""
   paths = {
     name: path
     for name in PAIRS
@@ -81,14 +83,14 @@ def read_mining(root: storage.Path) -> list[suite.Task]:
 
 
 def _read_pair(name: str, gold: storage.Path) -> suite.Task:
-  """Reads the gold pairs and both sides, whose files have the same name up to the end."""
+  """Reads gold pairs and the two corpora next to them; file names differ only in the suffix."""
   codes = tuple(files.known_code(code, gold) for code in name.split("-"))
   start = files.plain_name(gold).removesuffix("gold")
   foreign, english = (
     read_corpus(files.plain_or_gzipped(gold.with_name(start + code))) for code in codes
   )
   rows = ((foreign.row_by_id[x], english.row_by_id[y]) for x, y in files.table(gold, 2))
-  # Repeated sentences have negative row numbers, which are unique.
+  # Repeated sentences get unique negative numbers, so that no candidate pair can match them.
   gold_G2 = np.array(
     [
       (i if foreign.once_N[i] else -number, j if english.once_N[j] else -number)
@@ -101,10 +103,9 @@ def _read_pair(name: str, gold: storage.Path) -> suite.Task:
     metrics: suite.Numbers = {}
     for method, find in _METHODS.items():
       pairs = find(foreign_ND, english_MD)
-      kept_P = foreign.once_N[pairs.source_P] & english.once_N[pairs.target_P]
-      best = {}  # If every sentence found occurs more than once.
-      if kept_P.any():
-        best = margins.best_f1(pairs[kept_P], gold_G2)._asdict()
+      once_P = foreign.once_N[pairs.source_P] & english.once_N[pairs.target_P]
+      # Without candidates, all metrics are 0.
+      best = margins.best_f1(pairs[once_P], gold_G2)._asdict() if once_P.any() else {}
       for key in ("f1", "precision", "recall"):
         metrics[f"{method}_{key}"] = 100 * best.get(key, 0.0)
     metrics["average"] = (metrics["cosine_f1"] + metrics["margin_f1"]) / 2
@@ -126,7 +127,7 @@ BUCC = suite.Benchmark(
 )
 MINING = suite.Benchmark(
   name="mining",
-  title="Bitext mining in other corpora of BUCC's form",
+  title="Bitext mining in other corpora in the format of BUCC",
   files=suite.Files(
     ("mining",), "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz"
   ),

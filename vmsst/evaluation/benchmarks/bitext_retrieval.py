@@ -1,26 +1,27 @@
-"""Retrieval of translations: Tatoeba, FLORES-200, NTREX-128, and ParaCrawl among many sentences.
+"""Translation retrieval: Tatoeba, FLORES-200, NTREX-128, and ParaCrawl with many distractors.
 
-* `TATOEBA`, version 1 of LASER: up to 1,000 sentences in each of 112 languages, with English.
-  Accuracy is the share of sentences whose nearest one on the other side, by cosine, is the
-  translation. The VMSST paper (section 6.2), the EMS paper (section V-A) and the soft contrastive
-  paper (section 4.2) report the mean of both directions: `average`.
-* `FLORES` and `NTREX`, N-way translations, with results of each ordered pair of languages, with
-  queries in the first; texts of one language (its regional variants) are not compared:
+* `TATOEBA` is LASER's test set, version 1: up to 1,000 sentences in each of 112 languages, with
+  English translations. `to English` and `from English` are the accuracies of nearest-neighbor
+  search by cosine. The VMSST paper (section 6.2), the EMS paper (section V-A) and the soft
+  contrastive paper (section 4.2) report their mean, `average`.
+* `FLORES` and `NTREX` are N-way translations. Each ordered pair of languages has a result. The
+  queries are in the first language, the candidates in the second. Regional variants of one language
+  are not compared. The metrics are
 
-  * `accuracy`: share of sentences whose nearest one, by cosine, is the translation, P@1 (EMS paper,
-    section V-B); among equally near ones the first counts.
-  * `hubness`: skewness over the sentences of the second language of how many queries have them
-    among their 4 nearest.
-  * `xsim`: error rate by best ratio margin among the k = 4 nearest (soft contrastive paper, section
-    4.2); a sentence identical to the translation is not an error.
-  * `xsim++`: the same, into English only, among original and changed English sentences.
+  * `accuracy`: share of queries for which the nearest candidate by cosine is the translation, P@1
+    (EMS paper, section V-B). Ties go to the first candidate.
+  * `hubness`: skewness of how often a candidate is among the 4 nearest neighbors of a query.
+  * `xsim`: error rate of the candidates with the highest ratio margin among the 4 nearest (soft
+    contrastive paper, section 4.2). A candidate with the same text as the translation is right.
+  * `xsim++`: the same for English candidates, with changed English sentences as distractors.
 
-* `PARACRAWL`, as in the EMS paper (section V-D, Table X): P@1 of 2,000 queries among 200,000
-  sentences of the other language, the share of queries whose translation has the best ratio margin
-  among the k = 4 nearest sentences. The paper's samples are not published; take the first lines of
-  shuffled ParaCrawl 5 files.
+* `PARACRAWL` follows the EMS paper (section V-D, Table X): 2,000 queries among 200,000 candidates.
+  `accuracy` is the share of queries for which the translation has the highest ratio margin among
+  the 4 nearest candidates. The paper's samples are not published. Use the first lines of shuffled
+  ParaCrawl 5 files.
 """
 
+import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -47,12 +48,14 @@ def _codes(text: str) -> tuple[str, ...]:
   return tuple(text.split())
 
 
+# Languages of Tatoeba in the training data of the EMS paper.
 _EMS_SEEN = _codes(
   "afr ara ben bul cat ces cmn dan deu ell epo est eus fin fra glg heb hin hrv hun hye ind ita jav "
   "jpn kat kaz kor kur lit lvs mal mar max mkd mon nld nob pes pol por ron rus slk slv spa sqi srp "
   "swe swh tam tel tgl tha tur ukr urd vie"
 )
-_FEW = _codes("afr hin hye jav kat kaz kur mar mon nob swh tam tel tgl urd")
+# Languages with fewer than 300,000 training pairs in the EMS paper.
+_BELOW_300K = _codes("afr hin hye jav kat kaz kur mar mon nob swh tam tel tgl urd")
 
 
 def _without(codes: tuple[str, ...]) -> tuple[str, ...]:
@@ -67,36 +70,36 @@ TATOEBA_GROUPS: dict[str, tuple[str, ...]] = {
   ),
   "SBERT (48)": _without(_codes("afr ben epo eus jav kaz kur mal max swh tam tel tgl")),
   "<LASER (43)": _without(_codes("cat epo glg hye jav kaz kor mal mar mon pes spa tam tgl ukr")),
-  ">300k (42)": _without((*_FEW, "pes")),
+  ">300k (42)": _without((*_BELOW_300K, "pes")),
   "<300k (11)": _codes("afr hin hye kat kaz kur mar swh tam tel tgl"),
-  ">300k (43)": _without(_FEW),
-  "<300k (15)": _FEW,
+  ">300k (43)": _without(_BELOW_300K),
+  "<300k (15)": _BELOW_300K,
   "EMS unseen (54)": tuple(code for code in TATOEBA_LANGUAGES if code not in _EMS_SEEN),
   # The pairs of the soft contrastive paper, averaged in its Table 3.
   "en-fr en-ja en-ko en-ru": ("fra", "jpn", "kor", "rus"),
 }
-"""Languages that papers average over, by name of the group."""
+"""Groups of languages for the averages in papers, by name."""
 
 
 def tatoeba_files(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path]]:
-  """Returns the files of foreign and English sentences, by the language code in their names.
+  """Returns the foreign and the English file of each language code in the folder.
 
   Raises:
-    InputError: there are no files, or one side is missing.
+    InputError: the folder has no files, or the second file of a pair is missing.
   """
   paths = {}
   for path in files.files_in(folder, "tatoeba.*-eng.*"):
     stem = ".".join(path.name.split(".")[:2])
     code = files.known_code(stem.removeprefix("tatoeba.").removesuffix("-eng"), path)
     if code not in paths:
-      sides = (path.with_name(f"{stem}.{side}") for side in (code, "eng"))
-      foreign, english = (files.plain_or_gzipped(name_of_side) for name_of_side in sides)
+      pair = (path.with_name(f"{stem}.{suffix}") for suffix in (code, "eng"))
+      foreign, english = map(files.plain_or_gzipped, pair)
       paths[code] = foreign, english
   return paths
 
 
 def tatoeba_task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
-  """Returns the task of one language, whose result is named by the code."""
+  """Returns the task of one language; its result is named after the code."""
   return retrieval_task(code, (code, "eng"), files.read_aligned(foreign, english))
 
 
@@ -108,20 +111,20 @@ def retrieval_task(
   *,
   several: bool = False,
 ) -> suite.Task:
-  """Returns the task of retrieving translations in both directions, with one result.
+  """Returns a task with one result, the accuracy of translation retrieval in both directions.
 
   Args:
-    name: Name of the task and of its result.
-    codes: Codes of both languages.
-    texts: The texts of both languages; rows are translations.
-    target: What the second language is called in the names of metrics.
-    several: Whether all translations of a text that occurs in several rows are right.
+    name: Name of the task and of the result.
+    codes: Codes of the two languages.
+    texts: Texts in each language; equal rows are translations.
+    target: Word for the second language in the names of metrics.
+    several: Whether a text in several rows has several right translations.
   """
-  ways = {"forward": f"to {target}", "backward": f"from {target}", "average": "average"}
+  names = {"forward": f"to {target}", "backward": f"from {target}", "average": "average"}
 
   def score(*vectors: np.ndarray) -> suite.Numbers:
     shares = retrieval.translation_accuracy(*vectors, texts=texts if several else None)
-    return {ways[key]: 100 * share for key, share in shares.items()}
+    return {names[key]: 100 * share for key, share in shares.items()}
 
   return suite.pair_task(name, codes, texts, score)
 
@@ -129,8 +132,8 @@ def retrieval_task(
 def _summarize_tatoeba(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
-  """Returns means over all, seen and unseen languages, and over whole `TATOEBA_GROUPS`."""
-  # The foreign language alone counts as seen or unseen.
+  """Returns means over all, seen and unseen languages, and over complete `TATOEBA_GROUPS`."""
+  # Only the foreign language counts as seen or unseen, not English.
   foreign = [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
   summary: suite.Numbers = {}
   for name in ("average", "to English", "from English"):
@@ -155,9 +158,9 @@ TATOEBA = suite.Benchmark(
 # N-way translations
 
 PARALLEL_METRICS = ("accuracy", "xsim", "hubness")
-NTREX_LANGUAGES = [each for each in languages.LANGUAGES if each.ntrex]
-FLORES_LANGUAGES = [each for each in languages.LANGUAGES if each.flores and each.iso639_3 != "nqo"]
-"""The languages of FLORES-200; FLORES+ added N'Ko."""
+NTREX_LANGUAGES = [x for x in languages.LANGUAGES if x.ntrex]
+FLORES_LANGUAGES = [x for x in languages.LANGUAGES if x.flores and x.iso639_3 != "nqo"]
+"""The languages of FLORES-200, without N'Ko, a later addition of FLORES+."""
 FLORES_GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": {
     "mUSE (182)": _codes("ar de es fr it ja ko nl pl pt ru th tr zh"),
@@ -165,10 +168,10 @@ FLORES_GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   },
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
 }
-"""Languages that papers average over, by metric and by name of the group: all ordered pairs."""
+"""Groups of languages by metric and name. Papers average over all ordered pairs in a group."""
 
 _ENGLISH = languages.language("en")
-_CHANGED = "eng_Latn"  # The language with changed sentences.
+_AUGMENTED = "eng_Latn"  # The language of the changed sentences for xSIM++.
 
 
 def _read_flores(root: storage.Path) -> list[suite.Task]:
@@ -176,15 +179,15 @@ def _read_flores(root: storage.Path) -> list[suite.Task]:
     files.known_code(files.plain_name(path).removesuffix(".devtest"), path): path
     for path in files.files_in(root / "flores200" / "devtest", "*.devtest")
   }
-  augmented = root / "flores200" / "devtest_augmented"
-  if not augmented.is_dir() or _CHANGED not in paths:
+  folder = root / "flores200" / "devtest_augmented"
+  if not folder.is_dir() or _AUGMENTED not in paths:
     return [_parallel_task(paths)]
-  changed = files.plain_or_gzipped(augmented / f"{_CHANGED}_augmented.devtest")
-  return [_parallel_task(paths, files.column(changed))]
+  distractors = files.plain_or_gzipped(folder / f"{_AUGMENTED}_augmented.devtest")
+  return [_parallel_task(paths, files.column(distractors))]
 
 
 def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
-  """Returns NTREX's files under the data root, by language code; a second reference is CODE_2."""
+  """Returns NTREX's files by language code; the code of a second reference ends in "_2"."""
   inner = root / "ntrex" / "NTREX-128"
   patterns = ("ntrex.*.txt", "newstest2019-src.*.txt", "newstest2019-ref*.*.txt")
   paths: dict[str, storage.Path] = {}
@@ -194,48 +197,50 @@ def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
     number = start.removeprefix("newstest2019-ref-")
     label = files.known_code(code, path) + (f"_{number}" if number.isdecimal() else "")
     if paths.setdefault(label, path) is not path:
-      raise errors.InputError(f"{paths[label]} and {path} both have language {label}: remove one")
+      raise errors.InputError(f"{paths[label]} and {path} both have language {label}; remove one")
   return paths
 
 
 def read_ntrex(
   root: storage.Path, keep: Callable[[str], bool] = lambda code: True
 ) -> list[suite.Task]:
-  """Returns one task of all languages, or of those whose codes `keep` accepts."""
+  """Returns one task of all languages, or of the languages that `keep` accepts by code."""
   paths = {code: path for code, path in ntrex_files(root).items() if "_" not in code}
   return [_parallel_task({code: path for code, path in paths.items() if keep(code)})]
 
 
-def _parallel_task(paths: Mapping[str, storage.Path], changed: Sequence[str] = ()) -> suite.Task:
+def _parallel_task(
+  paths: Mapping[str, storage.Path], distractors: Sequence[str] = ()
+) -> suite.Task:
   """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
-  texts = [*files.by_label(paths).items(), *([(_CHANGED, changed)] if changed else [])]
-  sides = [suite.Side(code, [text.strip() for text in lines]) for code, lines in texts]
-  return suite.Task("all", tuple(sides), functools.partial(_score_pairs, sides, bool(changed)))
+  texts = [*files.by_label(paths).items(), *([(_AUGMENTED, distractors)] if distractors else [])]
+  text_sets = tuple(suite.TextSet(code, [text.strip() for text in lines]) for code, lines in texts)
+  score = functools.partial(_score_pairs, text_sets, bool(distractors))
+  return suite.Task("all", text_sets, score)
 
 
 def _score_pairs(
-  sides: Sequence[suite.Side], changed: bool, *vectors: np.ndarray
+  text_sets: Sequence[suite.TextSet], augmented: bool, *vectors: np.ndarray
 ) -> list[suite.Result]:
-  """Returns the results; if `changed`, the last side has the changed sentences."""
-  codes = [side.language for side in (sides[:-1] if changed else sides)]
-  known = [*map(languages.language, codes)]
+  """Returns the results; if `augmented`, the last text set has the distractors for xSIM++."""
+  codes = [text_set.language for text_set in (text_sets[:-1] if augmented else text_sets)]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for first, second in itertools.combinations(range(len(codes)), 2):
-    if known[first] == known[second]:
+    if languages.language(codes[first]) == languages.language(codes[second]):
       continue
-    ways = (first, second), (second, first)
+    directions = (first, second), (second, first)
     both = retrieval.nearest(vectors[first], vectors[second])
-    for (i, j), nearest in zip(ways, both, strict=True):
+    for (i, j), nearest in zip(directions, both, strict=True):
       accuracy = np.mean(nearest.cosine_N == np.arange(len(nearest.cosine_N)))
       numbers = {
         "accuracy": 100 * float(accuracy),
-        "xsim": 100 * retrieval.error_rate(nearest.margin_N, sides[j].texts),
+        "xsim": 100 * retrieval.error_rate(nearest.margin_N, text_sets[j].texts),
         "hubness": nearest.hubness,
       }
-      if changed and codes[j] == _CHANGED:
-        candidates = [*sides[j].texts, *sides[-1].texts]
-        changed_ND = np.concatenate([vectors[j], vectors[-1]])
-        nearest_N = retrieval.nearest(vectors[i], changed_ND)[0].margin_N
+      if augmented and codes[j] == _AUGMENTED:
+        candidates = [*text_sets[j].texts, *text_sets[-1].texts]
+        candidate_MD = np.concatenate([vectors[j], vectors[-1]])
+        nearest_N = retrieval.nearest(vectors[i], candidate_MD)[0].margin_N
         numbers["xsim++"] = 100 * retrieval.error_rate(nearest_N, candidates)
       metrics[i, j] = numbers
   return [
@@ -252,44 +257,45 @@ def summarize_pairs(
 ) -> suite.Numbers:
   """Returns means over ordered pairs of languages.
 
-  `accuracy`, `xsim` and `hubness` over all pairs, those to English, from English and without it,
-  of languages seen in training and others, and of whole groups; `xsim` also over the searches in
-  each language of a group; `xsim++` over all pairs that have it.
+  Each metric is averaged over all pairs, and over the pairs to English, from English, without
+  English, and of seen and unseen languages. A group is averaged if all its pairs have results. For
+  `xsim`, a group also has averages by the language of the candidates. `xsim++` is averaged over all
+  pairs to English.
 
   Args:
-    groups: Language codes by metric and by name of the group.
+    groups: Language codes by metric and name of the group.
     results: Results of the pairs.
-    seen: Tests which languages were seen in training.
+    seen: Tests whether languages were seen in training.
     complete: Whether all languages have results.
   """
   pairs = [tuple(languages.language(code) for code in result.languages) for result in results]
   summary: suite.Numbers = {}
   for metric in PARALLEL_METRICS:
     values = [result.metrics[metric] for result in results]
-    parts = {
+    subsets = {
       "": [True] * len(pairs),
       " without English": [_ENGLISH not in pair for pair in pairs],
       " to English": [pair[1] == _ENGLISH for pair in pairs],
       " from English": [pair[0] == _ENGLISH for pair in pairs],
     }
-    for name, chosen in parts.items():
-      kept = list(itertools.compress(values, chosen))
-      summary |= suite.mean(metric + name, kept, complete=complete)
+    for suffix, mask in subsets.items():
+      subset = itertools.compress(values, mask)
+      summary |= suite.mean(metric + suffix, subset, complete=complete)
     summary |= suite.seen_means(metric, results, metric, seen, complete=complete)
     for name, group in groups.get(metric, {}).items():
       members = {languages.language(code) for code in group}
-      inside = [x for x in zip(pairs, values, strict=True) if members >= {*x[0]}]
-      if len(inside) < len(members) * (len(members) - 1):
+      group_values = [x for x in zip(pairs, values, strict=True) if members >= {*x[0]}]
+      if len(group_values) < len(members) * (len(members) - 1):
         continue
-      summary |= suite.mean(f"{metric} {name}", (x for _, x in inside), complete=True)
-      # The soft contrastive paper does not state the direction of its Table 9; LASER's tool prints
-      # the averages of searches in each language.
+      summary |= suite.mean(f"{metric} {name}", (x for _, x in group_values), complete=True)
+      # The soft contrastive paper does not state the direction of its Table 9. LASER's tool prints
+      # averages by the language of the candidates.
       for code in group if metric == "xsim" else ():
         target = languages.language(code)
-        into = (x for pair, x in inside if pair[1] == target)
-        summary |= suite.mean(f"{metric} {name}: {code}", into, complete=True)
-  changed = [result.metrics["xsim++"] for result in results if "xsim++" in result.metrics]
-  return summary | suite.mean("xsim++", changed, complete=complete)
+        into_target = (x for pair, x in group_values if pair[1] == target)
+        summary |= suite.mean(f"{metric} {name}: {code}", into_target, complete=True)
+  augmented = [result.metrics["xsim++"] for result in results if "xsim++" in result.metrics]
+  return summary | suite.mean("xsim++", augmented, complete=complete)
 
 
 FLORES = suite.Benchmark(
@@ -298,7 +304,7 @@ FLORES = suite.Benchmark(
   files=suite.Files(
     ("flores200/devtest",),
     "xxx_Xxxx.devtest, plain or .gz; for xSIM++ ../devtest_augmented/eng_Latn_augmented.devtest",
-    more=("flores200/devtest_augmented/*",),
+    optional=("flores200/devtest_augmented/*",),
   ),
   read=_read_flores,
   averages=functools.partial(summarize_pairs, FLORES_GROUPS),
@@ -319,20 +325,20 @@ NTREX = suite.Benchmark(
 # --------------------------------------------------------------------------------------------
 # ParaCrawl
 
-# The languages of Table X, each paired with English.
+# Languages of Table X, all paired with English.
 _PARACRAWL_CODES = _codes("bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv")
 
 
 def _read_paracrawl(root: storage.Path) -> list[suite.Task]:
-  """Returns one task per language pair; only one pair is in memory at a time."""
+  """Returns one large task per language pair."""
   tasks = []
   for path in files.files_in(root / "paracrawl", "*.queries"):
     name = files.plain_name(path).removesuffix(".queries")
     codes = (files.known_code(code, path) for code in name.split(".")[-1].split("-"))
-    others = files.plain_or_gzipped(path.with_name(f"{name}.candidates"))
-    texts = files.column(path), files.column(others)
-    score = functools.partial(_margin_accuracy, texts[1])
-    tasks.append(suite.pair_task(name, codes, texts, score, large=True))
+    candidates = files.plain_or_gzipped(path.with_name(f"{name}.candidates"))
+    texts = files.column(path), files.column(candidates)
+    task = suite.pair_task(name, codes, texts, functools.partial(_margin_accuracy, texts[1]))
+    tasks.append(dataclasses.replace(task, large=True))
   return tasks
 
 

@@ -1,21 +1,21 @@
 """Zero-shot cross-lingual classification: documents of MLDoc and CLS, and sentences of SIB-200.
 
-The protocol is from the EMS paper (sections V-E and V-F, Tables XI and XII): a multilayer
-perceptron as in LASER is trained on frozen vectors of texts in one language; the development texts
-choose the epoch; and it is tested in another language. In a result `en->xx`, trained in English,
-`accuracy` is the mean of five seeds and `deviation` their standard deviation.
+The protocol is from the EMS paper (sections V-E and V-F, Tables XI and XII). LASER's multilayer
+perceptron is trained on frozen vectors of texts in one language and tested in another language. The
+epoch is selected by the accuracy on the development texts. A result `en->xx` was trained in
+English; `accuracy` is the mean and `deviation` the standard deviation over five seeds.
 
-The vector of a document is the mean over its sentences. In any language, a sentence ends
+The vector of a document is the mean vector of its sentences. In every language, a sentence ends
 
-* after `. ! ?` or an ellipsis, including closing quotes and brackets, if white space follows and
-  then anything except a small letter; but not after the full stop of a single capital letter
-  ("J. S. Bach");
-* after a sentence mark of a script that writes no space after it: Chinese and Japanese, Arabic and
-  Urdu, Devanagari and Bengali, Ethiopic, Armenian, Khmer, Burmese;
+* after `. ! ?` or an ellipsis and any closing quotes and brackets, if white space follows and the
+  next character is not a lowercase letter. The period after a single capital letter ("J. S. Bach")
+  ends no sentence.
+* after the sentence marks of scripts without a space after them: Chinese and Japanese, Arabic and
+  Urdu, Devanagari and Bengali, Ethiopic, Armenian, Khmer, Burmese.
 * at the end of a line.
 
-Abbreviations ("Dr. Smith") are split too, which adds a piece to the mean. Thai and Lao, which have
-no such marks, are split at line ends only.
+Text is also split after abbreviations ("Dr. Smith"). Thai and Lao have no sentence marks and are
+split at line ends only.
 """
 
 import ast
@@ -35,7 +35,7 @@ from vmsst.io import text_files
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LabeledTexts:
-  """Texts of one language, with a class label each."""
+  """Texts in one language with their class labels."""
 
   labels: Sequence[str]
   texts: Sequence[str]
@@ -43,15 +43,11 @@ class LabeledTexts:
 
 @dataclasses.dataclass(frozen=True)
 class Splits:
-  """Data of one language: for training, choice of the epoch, and testing."""
+  """Training, development and test data in one language."""
 
   train: LabeledTexts
   dev: LabeledTexts
   test: LabeledTexts
-
-
-SplitsByCode = Mapping[str, Splits]
-"""Data by language code, with English."""
 
 
 def _labeled_texts(rows: Iterable[tuple[str, str]]) -> LabeledTexts:
@@ -67,9 +63,9 @@ _CLS_DOMAINS = ("books", "dvd", "music")
 
 
 def mldoc_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
-  """Yields label and text of each line `label TAB text` of a file of MLDoc.
+  """Yields label and text from an MLDoc file with lines `label TAB text`.
 
-  Decodes texts that MLDoc's script wrote as Python bytes literals (b'...').
+  MLDoc's script may write texts as Python bytes literals (b'...'); these are decoded.
   """
   for line in text_files.read_lines(str(path)):
     label, text = line.split("\t", 1)
@@ -79,10 +75,10 @@ def mldoc_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
 
 
 def cls_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
-  """Yields label and text of each `item` with `rating`, `summary` and `text` of a file of CLS.
+  """Yields label and text of each review in a CLS file.
 
-  More than three stars are positive, fewer negative. A document is the summary and the text, as in
-  the processed form of CLS.
+  A review is an XML element `item` with `rating`, `summary` and `text`. The label is "positive" for
+  more than three stars. The document is the summary and the text, as in the processed CLS data.
   """
   root = ElementTree.fromstring(b"".join(text_files.read_chunks(str(path))))
   for item in root.iter("item"):
@@ -93,7 +89,7 @@ def cls_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
 
 
 def sib200(folder: storage.Path) -> dict[str, Splits]:
-  """Reads SIB-200's topics from CODE.tsv: split, index_id, category, text, with a header.
+  """Reads the files CODE.tsv of SIB-200 (header: split, index_id, category, text).
 
   Raises:
     InputError: a file is broken.
@@ -109,12 +105,12 @@ def sib200(folder: storage.Path) -> dict[str, Splits]:
 
 
 def _read_mldoc(root: storage.Path) -> list[suite.Task]:
-  def part(name: str, end: str) -> LabeledTexts:
-    path = files.plain_or_gzipped(root / "mldoc" / name / f"{name}.{end}")
+  def read(name: str, suffix: str) -> LabeledTexts:
+    path = files.plain_or_gzipped(root / "mldoc" / name / f"{name}.{suffix}")
     return _labeled_texts(mldoc_rows(path))
 
   splits = {
-    code: Splits(part(name, "train.1000"), part(name, "dev"), part(name, "test"))
+    code: Splits(read(name, "train.1000"), read(name, "dev"), read(name, "test"))
     for code, name in _MLDOC_NAMES.items()
     if (root / "mldoc" / name).is_dir()
   }
@@ -128,9 +124,9 @@ def _read_cls(root: storage.Path) -> list[suite.Task]:
     for code, name in _CLS_NAMES.items():
       folder = root / "cls-acl10-unprocessed" / name / domain
       if storage.find(folder, "*"):
-        paths = [files.plain_or_gzipped(folder / f"{part}.review") for part in ("train", "test")]
+        paths = [files.plain_or_gzipped(folder / f"{x}.review") for x in ("train", "test")]
         train, test = (_labeled_texts(cls_rows(path)) for path in paths)
-        # The test set also chooses the epoch of its own language's classifier.
+        # CLS has no development set; the test set in the training language selects the epoch.
         splits[code] = Splits(train, test, test)
     if splits:
       prefix = f"{domain} "
@@ -140,45 +136,45 @@ def _read_cls(root: storage.Path) -> list[suite.Task]:
 
 def transfer_task(
   name: str,
-  splits: SplitsByCode,
+  splits: Mapping[str, Splits],
   *,
   prefix: str = "",
   documents: bool = False,
   into_english: bool = False,
 ) -> suite.Task:
-  """Returns the task of classifying texts after training in English, `en->xx`.
+  """Returns the task of classifying texts in each language after training in English.
 
   Args:
     name: Name of the task.
-    splits: The texts.
-    prefix: Prefix of the results' names.
-    documents: Whether the vector of a text is the mean over its sentences, which are not in memory
-      together. There is no result within English: the test set of CLS also chooses the epoch.
-    into_english: Whether to add `xx->en` for every language, at the cost of a training for each.
+    splits: The texts by language code, including English.
+    prefix: Prefix for the names of the results.
+    documents: Whether texts are documents. The vector of a document is the mean vector of its
+      sentences. Documents have no result `en->en`, because the test set of CLS selects the epoch.
+    into_english: Whether to train a classifier in each language for a result `xx->en`.
 
   Raises:
-    InputError: English or another language is missing.
+    InputError: English or all other languages are missing.
   """
   english = next((code for code in splits if _is_english(code)), "")
   if not english or (documents and len(splits) < 2):
-    raise errors.InputError(f"{name}: English or another language is missing; add its files")
+    raise errors.InputError(f"{name} needs English and another language; add the missing files")
   classes = sorted({label for split in splits.values() for label in split.train.labels})
-  sides = {}
+  text_sets = {}  # By identity, so that a test set that is also the dev set is embedded once.
   for code, split in splits.items():
-    for part in (split.train, split.dev, split.test):
-      sides[part] = suite.Side(code, part.texts, split=sentences if documents else None)
+    for data in (split.train, split.dev, split.test):
+      text_sets[data] = suite.TextSet(code, data.texts, split=sentences if documents else None)
   training = {split.train for split in splits.values()}
-  held_out = tuple(side for part, side in sides.items() if part not in training)
+  held_out = tuple(text_set for data, text_set in text_sets.items() if data not in training)
   pairs = [(english, code) for code in splits if not (documents and code == english)]
   pairs += [(code, english) for code in splits if into_english and code != english]
 
   def score(*vectors: np.ndarray) -> list[suite.Result]:
-    from vmsst.evaluation.metrics import classification  # Lazily: it needs JAX.
+    from vmsst.evaluation.metrics import classification  # Imported late because it needs JAX.
 
     labeled = {}
-    for part, vectors_ND in zip(sides, vectors, strict=True):
-      label_N = np.array([classes.index(label) for label in part.labels])
-      labeled[part] = classification.LabeledVectors(vectors_ND, label_N)
+    for data, vectors_ND in zip(text_sets, vectors, strict=True):
+      label_N = np.array([classes.index(label) for label in data.labels])
+      labeled[data] = classification.LabeledVectors(vectors_ND, label_N)
     sources, targets = map(dict.fromkeys, zip(*pairs, strict=True))
     accuracies = classification.transfer_accuracies(
       {x: classification.Split(labeled[splits[x].train], labeled[splits[x].dev]) for x in sources},
@@ -192,7 +188,7 @@ def transfer_task(
       results.append(suite.Result(f"{prefix}{source}->{target}", (source, target), metrics))
     return results
 
-  return suite.Task(name, tuple(sides.values()), score, held_out, large=documents)
+  return suite.Task(name, tuple(text_sets.values()), score, held_out, large=documents)
 
 
 def _is_english(code: str) -> bool:
@@ -200,34 +196,35 @@ def _is_english(code: str) -> bool:
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
-  """Returns means of `accuracy` over the results between two languages.
+  """Returns mean accuracies.
 
-  Over all results; over results `from English` and `into English`, if both exist; and over results
-  with languages seen in training and the others, if known. Also the accuracy within `English`.
+  * `accuracy`: between two languages, and the same for seen and unseen languages
+  * `accuracy from English` and `accuracy into English`, if both directions have results
+  * `English`: from English to English
   """
   between = [x for x in results if x.languages[0] != x.languages[1]]
-  parts = {"accuracy": between}
-  outward = [x for x in between if _is_english(x.languages[0])]
-  inward = [x for x in between if _is_english(x.languages[1])]
-  if outward and inward:
-    parts |= {"accuracy from English": outward, "accuracy into English": inward}
+  groups = {"accuracy": between}
+  from_english = [x for x in between if _is_english(x.languages[0])]
+  into_english = [x for x in between if _is_english(x.languages[1])]
+  if from_english and into_english:
+    groups |= {"accuracy from English": from_english, "accuracy into English": into_english}
   numbers: suite.Numbers = {}
-  for name, part in parts.items():
-    numbers |= suite.mean(name, (x.metrics["accuracy"] for x in part), complete=complete)
+  for name, group in groups.items():
+    numbers |= suite.mean(name, (x.metrics["accuracy"] for x in group), complete=complete)
   numbers |= suite.seen_means("accuracy", between, "accuracy", seen, complete=complete)
   within = [x.metrics["accuracy"] for x in results if x.languages[0] == x.languages[1]]
   return numbers | suite.mean("English", within, complete=True)
 
 
 def _sets(codes: Iterable[str], prefix: str = "") -> list[str]:
-  """Returns the names of results between English and each other language."""
-  others = [code for code in codes if code != "en"]
-  return [f"{prefix}{pair}" for x in others for pair in (f"en->{x}", f"{x}->en")]
+  """Returns the names of the results between English and each other language."""
+  foreign = [code for code in codes if code != "en"]
+  return [f"{prefix}{pair}" for code in foreign for pair in (f"en->{code}", f"{code}->en")]
 
 
 MLDOC = suite.Benchmark(
   name="mldoc",
-  title="MLDoc, topics of news",
+  title="MLDoc, news topics",
   files=suite.Files(
     ("mldoc",), "LANGUAGE/LANGUAGE.train.1000, .dev and .test, as in english/english.train.1000"
   ),
@@ -237,7 +234,7 @@ MLDOC = suite.Benchmark(
 )
 CLS = suite.Benchmark(
   name="cls",
-  title="CLS, sentiments of Amazon reviews",
+  title="CLS, sentiment of Amazon reviews",
   files=suite.Files(
     ("cls-acl10-unprocessed",), "{en,de,fr,jp}/{books,dvd,music}/{train,test}.review"
   ),
@@ -253,7 +250,7 @@ SIB200 = suite.Benchmark(
   ),
   read=lambda root: [transfer_task("sib200", sib200(root / "sib200"))],
   averages=summarize,
-  sets=[each for each in languages.LANGUAGES if each.flores],
+  sets=[x for x in languages.LANGUAGES if x.flores],
 )
 
 _CLOSING = r"[\"'”’»›)\]）」』】》〉]*+"
@@ -264,17 +261,14 @@ _BOUNDARY = re.compile(rf"{_SPACED}|{_UNSPACED}|\n")
 
 
 def sentences(text: str) -> list[str]:
-  """Returns the sentences of a document; a blank document has one empty sentence."""
+  """Returns the sentences of a document, or one empty sentence for a blank document."""
   pieces, start = [], 0
   for match in _BOUNDARY.finditer(text):
     before = text[max(0, match.start() - 2) : match.start()]
-    initial = before[-1:].isupper() and not before[:-1].isalnum()
-    goes_on = match["stop"] and (match["next"].islower() or (match["stop"] == "." and initial))
-    if not goes_on:
+    is_initial = before[-1:].isupper() and not before[:-1].isalnum()
+    continues = match["stop"] and (match["next"].islower() or (match["stop"] == "." and is_initial))
+    if not continues:
       pieces.append(text[start : match.end()])
       start = match.end()
   pieces.append(text[start:])
-  kept = [
-    piece for piece in (" ".join(part.split()) for part in pieces) if not text_files.is_blank(piece)
-  ]
-  return kept or [""]
+  return [" ".join(x.split()) for x in pieces if not text_files.is_blank(x)] or [""]

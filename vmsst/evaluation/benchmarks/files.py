@@ -1,8 +1,9 @@
-"""Finds the files of benchmarks, plain or gzipped, and reads their fields.
+"""Finds the plain or gzipped files of benchmarks, and reads their lines and fields.
 
-Errors are `errors.InputError` and name the file and, if possible, the line.
+Errors name the file and, if possible, the line.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Mapping
 from typing import TypeVar
@@ -14,16 +15,16 @@ _Record = TypeVar("_Record")
 
 
 def files_in(folder: storage.Path, *patterns: str) -> list[storage.Path]:
-  """Returns the files of a folder that match a glob pattern, plain or with `.gz`, sorted.
+  """Returns the files that match a glob pattern, sorted.
 
-  Of a file that is present plain and gzipped, only the plain one counts.
+  If a file exists both plain and gzipped, the plain file is returned.
 
   Args:
-    folder: The folder.
-    patterns: Without `.gz`.
+    folder: Folder of the files.
+    patterns: Glob patterns without `.gz`.
 
   Raises:
-    InputError: there is no file.
+    InputError: no file matches.
   """
   paths = {
     plain_name(path): path
@@ -37,7 +38,7 @@ def files_in(folder: storage.Path, *patterns: str) -> list[storage.Path]:
 
 
 def plain_or_gzipped(path: storage.Path) -> storage.Path:
-  """Returns a file, or the same with `.gz`; raises InputError if none exists."""
+  """Returns `path`, or else `path` with `.gz`; raises InputError if neither exists."""
   gzipped = path.with_name(path.name + ".gz")
   for candidate in (path, gzipped):
     if storage.is_file(candidate):
@@ -51,7 +52,15 @@ def plain_name(path: storage.Path) -> str:
 
 
 def table(path: storage.Path, columns: int | None = None) -> Iterator[list[str]]:
-  """Yields the TAB-separated fields of each line: `columns`, or as many as in the first line."""
+  """Yields the TAB-separated fields of each line.
+
+  Args:
+    path: The file.
+    columns: Number of fields (default: as many as in the first line).
+
+  Raises:
+    InputError: a line has another number of fields.
+  """
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     row = line.split("\t")
     columns = columns or len(row)
@@ -66,35 +75,32 @@ def column(path: storage.Path) -> list[str]:
 
 
 def read_aligned(*paths: storage.Path) -> list[list[str]]:
-  """Returns the lines of aligned files; raises InputError if their numbers differ or are 0."""
+  """Returns the lines of aligned files; raises InputError if line counts differ or are 0."""
   columns = [column(path) for path in paths]
   for path, texts in zip(paths, columns, strict=True):
     if len(texts) != len(columns[0]) or not texts:
       raise errors.InputError(
         f"{paths[0]} has {len(columns[0])} lines and {path} has {len(texts)}, but they must be "
-        "aligned: copy both again"
+        "aligned; copy both files again"
       )
   return columns
 
 
 def by_label(paths: Mapping[str, storage.Path]) -> dict[str, list[str]]:
-  """Returns the lines of aligned files, by the label of each file; see `read_aligned`."""
+  """Returns the lines of aligned files by label; see `read_aligned`."""
   return dict(zip(paths, read_aligned(*paths.values()), strict=True))
 
 
 def number(field: str, path: storage.Path, line: int) -> float:
   """Parses a field as a number; raises InputError if it is not a finite number."""
-  try:
-    value = float(field)
-  except ValueError:
-    value = math.nan
-  if not math.isfinite(value):
-    raise errors.InputError(f"{path}:{line}: {field!r} is not a score: give a number")
-  return value
+  with contextlib.suppress(ValueError):
+    if math.isfinite(value := float(field)):
+      return value
+  raise errors.InputError(f"{path}:{line}: {field!r} is not a score; give a number")
 
 
 def known_code(code: str, path: storage.Path) -> str:
-  """Returns a language code from a file's name; raises InputError if it is unknown."""
+  """Returns `code`; raises InputError with the path of the file if the code is unknown."""
   try:
     languages.language(code)
   except errors.InputError as error:

@@ -1,14 +1,14 @@
-"""A user's own files as benchmarks: scored pairs, bitext, and queries with the texts to find.
+"""Benchmarks from a user's own files: scored pairs, bitext, or queries with relevant texts.
 
-Each file is a benchmark with one result, which is never incomplete. Languages are those in its name
-(`my.de-en.tsv`). Metrics, times 100:
+Each file is a benchmark with one result. Languages are read from its name (`my.de-en.tsv`). The
+metrics, times 100, are
 
-* `sts`: `pearson` and `spearman` of the cosines and the scores.
-* `bitext`: `accuracy`, the share of texts whose nearest one by cosine on the other side is the
-  translation; `xsim`, the error rate by ratio margin among the k = 4 nearest. `forward` searches
-  the targets; without a direction: the mean of both. A text that occurs on several lines, such as
-  a question with several answers, has all their translations.
-* `retrieval`: `accuracy`, `MRR@10`, `R@10` and `nDCG@10` of each query's texts among all distinct
+* for `sts`: `pearson` and `spearman`, the correlation of cosines and scores.
+* for `bitext`: `accuracy`, the accuracy of nearest-neighbor search by cosine, and `xsim`, the error
+  rate of the ratio margin among the k = 4 nearest neighbors. `forward` searches the targets,
+  `backward` the sources; the name without a direction is the mean. If a text is on several lines,
+  such as a question with several answers, all their translations are right.
+* for `retrieval`: `accuracy`, `MRR@10`, `R@10` and `nDCG@10`. Each query searches all distinct
   texts. Queries and texts get the encoder's prompts for queries and documents.
 """
 
@@ -33,36 +33,38 @@ _UNKNOWN = "und"
 def benchmarks(
   *, sts: Iterable[str] = (), bitext: Iterable[str] = (), retrieval: Iterable[str] = ()
 ) -> list[suite.Benchmark]:
-  """Returns a benchmark of each file, named `sts-STEM`, `bitext-STEM` or `retrieval-STEM`.
+  """Returns one benchmark per file, named `sts-STEM`, `bitext-STEM` or `retrieval-STEM`.
+
+  All files may be plain or gzipped, and local or in an object store.
 
   Args:
-    sts: Files or shell patterns, local or in an object store, plain or gzipped: score TAB first TAB
-      second sentence.
-    bitext: The same, in any format of `vmsst.data.readers`.
-    retrieval: The same: query TAB text, or JSON Lines of objects with `query` and `text`. Lines
-      with the same query are one query with several texts. A number is a label: query TAB text TAB
-      label, label TAB query TAB text, or a field of the object. A text of label 0 is not relevant.
+    sts: Files or shell patterns with lines `score TAB first sentence TAB second sentence`.
+    bitext: Files or shell patterns in any bitext format of `vmsst.data.readers`.
+    retrieval: Files or shell patterns with lines `query TAB text`, or JSON Lines of objects with
+      `query` and `text`. Repeat a query to give it several texts. A number in a first or third
+      column, or in another field of the object, is a label; texts with label 0 are not relevant.
 
   Raises:
     InputError: a pattern matches no file, the name of a TMX or Moses file does not show its
       languages, or two files have the same name.
   """
-  made = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
+  results = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
   pairs: dict[readers.BitextFile, None] = {}
-  for path in readers.find_files([*bitext]):  # Files with both sides may lack languages in names.
-    both = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
-    pairs |= dict.fromkeys(readers.find_bitext(path, _languages(path) if both else None))
-  made += [_benchmark("bitext", x.paths, functools.partial(_bitext, x)) for x in pairs]
+  for path in readers.find_files([*bitext]):
+    # Formats with both languages in one file do not need languages in the file name.
+    one_file = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
+    pairs |= dict.fromkeys(readers.find_bitext(path, _languages(path) if one_file else None))
+  results += [_benchmark("bitext", x.paths, functools.partial(_bitext, x)) for x in pairs]
   for x in readers.find_bitext([*retrieval], (_UNKNOWN, _UNKNOWN), ("query", "text")):
-    made.append(_benchmark("retrieval", x.paths, functools.partial(_retrieval, x)))
-  names = [each.name for each in made]
-  if twice := {name for name in names if names.count(name) > 1}:
-    raise errors.InputError(f"two files are {' and '.join(sorted(twice))}: rename one")
-  return made
+    results.append(_benchmark("retrieval", x.paths, functools.partial(_retrieval, x)))
+  names = [benchmark.name for benchmark in results]
+  if duplicates := {name for name in names if names.count(name) > 1}:
+    raise errors.InputError(f"two files are named {' and '.join(sorted(duplicates))}; rename one")
+  return results
 
 
 def is_own(name: str) -> bool:
-  """Whether a benchmark's name is that of a user's own file."""
+  """Returns whether a benchmark was read from a user's own file, given its name."""
   return name.startswith(("sts-", "bitext-", "retrieval-"))
 
 
@@ -73,16 +75,16 @@ def _benchmark(kind: str, paths: Sequence[str], task: Callable[[], suite.Task]) 
     title=f"{name} ({kind})",
     files=suite.Files(
       (),
-      more=tuple(glob.escape(os.path.basename(path)) for path in paths),
+      optional=tuple(glob.escape(os.path.basename(path)) for path in paths),
       root=storage.path(folder),
     ),
-    read=functools.cache(lambda root: [task()]),  # Commands check the files first.
+    read=functools.cache(lambda root: [task()]),  # Commands also read the files to check them.
     averages=lambda results, seen, complete: results[0].metrics,
   )
 
 
 def _languages(path: str) -> tuple[str, str]:
-  """Returns the codes of the languages in a file's name, if it has any."""
+  """Returns the language codes in a file name, or "und" twice if it has none."""
   try:
     first, second = readers.languages_in_name(path)
   except errors.InputError:
@@ -99,14 +101,16 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
   texts = tuple(zip(*readers.read_pairs(pairs), strict=True))
 
   def score(*vectors: np.ndarray) -> suite.Numbers:
-    shares: suite.Numbers = {}
-    ways = {"forward": texts, "backward": texts[::-1]}
-    for (way, both), near in zip(ways.items(), retrieval.nearest(*vectors), strict=True):
-      shares[f"accuracy {way}"] = 100 * retrieval.pair_accuracy(near.cosine_N, *both)
-      shares[f"xsim {way}"] = 100 * (1 - retrieval.pair_accuracy(near.margin_N, *both))
-    sides = [(x, shares[f"{x} forward"], shares[f"{x} backward"]) for x in ("accuracy", "xsim")]
-    means = {name: (forward + backward) / 2 for name, forward, backward in sides}
-    return means | shares
+    metrics = {"accuracy": 0.0, "xsim": 0.0}  # Means of both directions.
+    for direction, columns, nearest in zip(
+      ("forward", "backward"), (texts, texts[::-1]), retrieval.nearest(*vectors), strict=True
+    ):
+      accuracy = 100 * retrieval.pair_accuracy(nearest.cosine_N, *columns)
+      xsim = 100 * (1 - retrieval.pair_accuracy(nearest.margin_N, *columns))
+      metrics |= {f"accuracy {direction}": accuracy, f"xsim {direction}": xsim}
+      metrics["accuracy"] += accuracy / 2
+      metrics["xsim"] += xsim / 2
+    return metrics
 
   return suite.pair_task(str(pairs), codes, texts, score)
 
@@ -116,20 +120,20 @@ def _retrieval(pairs: readers.BitextFile) -> suite.Task:
   gold: dict[str, dict[int, float]] = {}
   path = storage.path(pairs.paths[0])
   for row in readers.read_rows(pairs, graded=True):
-    query, text, *more = row.texts
+    query, text, *columns = row.texts
     index = row_by_text.setdefault(text, len(row_by_text))
-    labels = [*more, *row.scores]
+    labels = [*columns, *row.scores]
     if not labels or files.number(labels[0], path, row.number) > 0:
       gold.setdefault(query, {})[index] = 1.0
   if not gold:
-    raise errors.InputError(f"{pairs}: no text has a label above 0; label the relevant texts 1")
+    raise errors.InputError(f"{pairs}: no text has a label above 0; label relevant texts with 1")
   codes = _languages(pairs.paths[0])
 
   def score(query_QD: np.ndarray, text_ND: np.ndarray) -> list[suite.Result]:
-    near = exact_search.top_k(query_QD, text_ND, 10)
-    shares = retrieval.rank_metrics(near, [*gold.values()], 10)
+    neighbors = exact_search.top_k(query_QD, text_ND, 10)
+    shares = retrieval.rank_metrics(neighbors, [*gold.values()], 10)
     return [suite.Result(str(pairs), codes, {key: 100 * x for key, x in shares.items()})]
 
-  queries = suite.Side(codes[0], [*gold], "encode_query")
-  texts = suite.Side(codes[1], [*row_by_text], "encode_document")
+  queries = suite.TextSet(codes[0], [*gold], "encode_query")
+  texts = suite.TextSet(codes[1], [*row_by_text], "encode_document")
   return suite.Task("all", (queries, texts), score, large=True)

@@ -1,14 +1,16 @@
 """Question retrieval in a knowledge base of questions, by cosine.
 
-`QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12): a question of NQ-open
-or MKQA counts if the nearest of PAQ's 65 million questions has the right answer. `MKQA_SMALL` is a
-small task of our own: finds MKQA's questions in English, among those and the questions of NQ.
-`sample_benchmark` is the task of the paper with a small part of PAQ, for evaluation in training.
+* `QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12). The queries are
+  from NQ-open and MKQA. Each gets the answer of the nearest of PAQ's 65 million questions, and the
+  metric is the share of right answers.
+* `sample_benchmark` is the same task with a small sample of PAQ, for evaluation during training.
+* `MKQA_SMALL` is a small task that needs no PAQ: it retrieves the English original of each MKQA
+  question among the English questions of MKQA and NQ.
 
-The knowledge base is searched by parts, each a span of its lines. For each part, the questions are
-embedded, the nearest one to each query is found, and its answer is right or not: by whole vectors
-and by each number of their first dimensions that is evaluated (W of them in array names). Memory
-does not grow with the knowledge base.
+The search of `QUESTIONS` reads the knowledge base in shards of lines, so that its memory use does
+not grow with the knowledge base. It embeds the questions of a shard, finds the nearest one to each
+query, and compares the answers. It does so once for each vector size to evaluate; W in array names
+is the number of sizes.
 """
 
 import contextlib
@@ -34,10 +36,10 @@ from vmsst.io import progress_bar, text_files
 from vmsst.search import exact_search
 
 SHARD = 1 << 16
-"""Lines of a part, whose vectors are in memory at once."""
+"""Number of lines in a shard of the knowledge base."""
 
 RIGHT_PER_QUERY = 10
-"""Maximum number of questions with a right answer that `knowledge_sample` adds for each query."""
+"""Maximum number of questions with a right answer that `knowledge_sample` adds per query."""
 
 _KNOWLEDGE_LANGUAGE = "en"
 
@@ -47,7 +49,7 @@ MKQA_LANGUAGES = (
   "nl", "no", "pl", "pt", "ru", "sv", "th", "tr", "vi", "zh_cn",
 )
 # fmt: on
-"""Languages of Table 12. MKQA's zh_hk and zh_tw are measured, but are not part of the mean."""
+"""Languages of Table 12. Results for MKQA's zh_hk and zh_tw are not part of the mean."""
 
 _MKQA_SETS = tuple(f"mkqa {code}" for code in MKQA_LANGUAGES)
 
@@ -56,13 +58,13 @@ _SMALL_LANGUAGES = ("ar", "es", "fi", "ja", "km", "ko", "ms", "ru", "sv", "tr", 
 
 @dataclasses.dataclass(frozen=True)
 class Questions:
-  """Questions of one language.
+  """Questions in one language.
 
   Attributes:
-    name: Unique name of the set.
+    name: Unique name.
     language: Language code.
     texts: The questions.
-    gold: The right answers of each, as `retrieval.normalize_answers` returns them.
+    gold: Right answers to each question, normalized by `retrieval.normalize_answers`.
   """
 
   name: str
@@ -86,11 +88,11 @@ class _MkqaRecord(msgspec.Struct):
 
 
 def mkqa(path: storage.Path) -> list[Questions]:
-  """Reads MKQA's questions, by language, from mkqa.jsonl.gz.
+  """Reads the questions of mkqa.jsonl.gz in each language.
 
-  In every language the gold answers are the English ones with their aliases, because the knowledge
-  base is English. Questions without any answer (MKQA's unanswerable ones and those with long
-  answers, a third) are dropped, because they cannot be found.
+  The gold answers in all languages are the English answers and their aliases, because the knowledge
+  base is English. A third of the questions have no short answer, or no answer at all. They are
+  dropped, because no question of the knowledge base could be right.
 
   Raises:
     InputError: the file is broken, or a language is unknown.
@@ -109,12 +111,13 @@ def mkqa(path: storage.Path) -> list[Questions]:
 
 @dataclasses.dataclass(frozen=True)
 class KnowledgeSearch(suite.Task):
-  """Finds the nearest questions of a knowledge base, which is read and searched once for all sets.
+  """Answers the queries of all text sets in one pass over a knowledge base.
 
-  `score` maps whether the answer to each text of each side is right, bool [N] each, to results.
+  Unlike in other tasks, the arguments of `score` are not vectors. They state for each text set
+  which answers are right, bool [N].
 
   Attributes:
-    gold: The right answers of each text of all sides.
+    gold: Right answers to the texts of all text sets, in order.
     paths: Files of the knowledge base, with a `Question` per line.
   """
 
@@ -126,12 +129,12 @@ class KnowledgeSearch(suite.Task):
   ) -> dict[int | None, list[suite.Result]]:
     """See `suite.Task`."""
     queries = Queries(
-      tuple((side.language, tuple(side.texts)) for side in self.sides),
+      tuple((text_set.language, tuple(text_set.texts)) for text_set in self.text_sets),
       tuple(tuple(sorted(answers)) for answers in self.gold),
       tuple(sizes),
     )
     right_WQ = search_knowledge(vectors, queries, self.paths)
-    ends = np.cumsum([len(side.texts) for side in self.sides])[:-1]
+    ends = np.cumsum([len(text_set.texts) for text_set in self.text_sets])[:-1]
     return {
       size: self.score(*np.split(right_Q, ends))
       for size, right_Q in zip(sizes, right_WQ, strict=True)
@@ -139,36 +142,36 @@ class KnowledgeSearch(suite.Task):
 
 
 def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Result]:
-  """Returns `accuracy`, R@1: how often the nearest question has a right answer."""
+  """Returns `accuracy` (R@1), the share of queries with a right answer, for each set."""
   return [
-    suite.Result(each.name, (each.language,), {"accuracy": 100 * float(right_N.mean())})
-    for each, right_N in zip(sets, right, strict=True)
+    suite.Result(x.name, (x.language,), {"accuracy": 100 * float(right_N.mean())})
+    for x, right_N in zip(sets, right, strict=True)
   ]
 
 
 def _averages(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool, *, note: str = ""
 ) -> suite.Numbers:
-  """Returns NQ's accuracy, and the means of MKQA's over the languages of Table 12.
+  """Returns the accuracy on NQ, and means of the accuracy on MKQA over the languages of Table 12.
 
   Args:
     results: The results.
-    seen: Test of seen languages.
-    complete: Whether all sets have results.
-    note: End of the names.
+    seen: Tests whether languages were seen in training.
+    complete: Ignored: each average has its own list of expected results.
+    note: Suffix for the names of the averages.
   """
   groups = {f"nq{note}": ["nq"], f"mkqa{note}": _MKQA_SETS}
   means = suite.group_means(results, "accuracy", groups)
   mkqa_results = [result for result in results if result.name in _MKQA_SETS]
-  whole = len(mkqa_results) == len(_MKQA_SETS)
-  return means | suite.seen_means(f"mkqa{note}", mkqa_results, "accuracy", seen, complete=whole)
+  complete = len(mkqa_results) == len(_MKQA_SETS)
+  return means | suite.seen_means(f"mkqa{note}", mkqa_results, "accuracy", seen, complete=complete)
 
 
 def question_sets(root: storage.Path) -> list[Questions]:
-  """Reads the questions to search for, if their files exist, even without a knowledge base."""
+  """Reads the queries of NQ and MKQA; a set without files is skipped."""
   sets = []
   if (root / "nq").is_dir():
-    # Google calls the test set dev, others test.
+    # The file that Google published as "dev" is the usual test set; some copies call it "test".
     names = "[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl"
     nq = list(text_files.read_records(files.files_in(root / "nq", *names)[-1], Question))
     gold = [retrieval.normalize_answers(record.answers) for record in nq]
@@ -183,24 +186,25 @@ def _read(root: storage.Path, *, sample: int | None = None) -> list[suite.Task]:
   if not sets:
     return []
   paths = files.files_in(root / "paq", "*.jsonl")
-  sides = tuple(suite.Side(each.language, each.texts) for each in sets)
+  text_sets = tuple(suite.TextSet(x.language, x.texts) for x in sets)
   if sample is None:
-    gold = [answers for each in sets for answers in each.gold]
+    gold = [answers for x in sets for answers in x.gold]
     score = functools.partial(_accuracies, sets)
-    return [KnowledgeSearch("knowledge base", sides, score, large=True, gold=gold, paths=paths)]
-  english = [each for each in sets if each.language == _KNOWLEDGE_LANGUAGE]
-  queries = (pair for each in english or sets for pair in zip(each.texts, each.gold, strict=True))
+    return [KnowledgeSearch("knowledge base", text_sets, score, large=True, gold=gold, paths=paths)]
+  # The sample is selected by words, so only queries in its language help.
+  english = [x for x in sets if x.language == _KNOWLEDGE_LANGUAGE]
+  queries = (pair for x in english or sets for pair in zip(x.texts, x.gold, strict=True))
   base = knowledge_sample(queries, paths, sample)
 
   def score_sample(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
     right = [
-      are_right(exact_search.top_k(query_ND, knowledge_MD).index_NK[:, 0], base, each.gold)
-      for each, query_ND in zip(sets, queries, strict=True)
+      are_right(exact_search.top_k(query_ND, knowledge_MD).index_NK[:, 0], base, x.gold)
+      for x, query_ND in zip(sets, queries, strict=True)
     ]
     return _accuracies(sets, *right)
 
-  knowledge = suite.Side(_KNOWLEDGE_LANGUAGE, [each.question for each in base])
-  return [suite.Task("all", (knowledge, *sides), score_sample)]
+  knowledge = suite.TextSet(_KNOWLEDGE_LANGUAGE, [x.question for x in base])
+  return [suite.Task("all", (knowledge, *text_sets), score_sample)]
 
 
 QUESTIONS = suite.Benchmark(
@@ -208,9 +212,9 @@ QUESTIONS = suite.Benchmark(
   title="Question retrieval in PAQ (NQ, MKQA)",
   files=suite.Files(
     ("paq",),
-    "paq/PAQ.filtered.jsonl, or other *.jsonl, all of them together; "
+    "paq/PAQ.filtered.jsonl, or any number of *.jsonl; "
     "nq/NQ-open.dev.jsonl; mkqa/mkqa.jsonl; plain or .gz",
-    more=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
+    optional=("nq/*.jsonl*", "mkqa/mkqa.jsonl*"),
   ),
   read=_read,
   averages=_averages,
@@ -219,12 +223,12 @@ QUESTIONS = suite.Benchmark(
 
 
 def sample_benchmark(size: int) -> suite.Benchmark:
-  """Returns the benchmark with a part of the knowledge base whose vectors fit in memory.
+  """Returns the benchmark with a sample of the knowledge base that fits in memory.
 
-  Expect higher numbers than with the whole knowledge base; their names say that it is a sample.
+  Accuracies are higher than with the full knowledge base. Their names end in "(sample of PAQ)".
 
   Args:
-    size: Questions in the random sample; see `knowledge_sample`.
+    size: Number of random questions; see `knowledge_sample`.
   """
   return dataclasses.replace(
     QUESTIONS,
@@ -244,21 +248,22 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
   questions = dict(zip(header, columns, strict=True))
   del questions["id"], questions["split"]
   knowledge = questions.pop("en")
-  for other in files.files_in(root / "nq", "*.jsonl"):
-    knowledge += [record.question for record in text_files.read_records(other, Question)]
-  sides = [suite.Side(files.known_code(code, path), texts) for code, texts in questions.items()]
+  for nq_path in files.files_in(root / "nq", "*.jsonl"):
+    knowledge += [record.question for record in text_files.read_records(nq_path, Question)]
+  query_sets = [suite.TextSet(files.known_code(x, path), texts) for x, texts in questions.items()]
 
   def score(knowledge_MD: np.ndarray, *queries: np.ndarray) -> list[suite.Result]:
-    """Scores how often the nearest question, or one of ten, is the query's translation."""
     results = []
     for code, query_ND in zip(questions, queries, strict=True):
-      near = exact_search.top_k(query_ND, knowledge_MD, 10)
-      shares = retrieval.rank_metrics(near, [{row: 1} for row in range(len(near.index_NK))], 10)
+      neighbors = exact_search.top_k(query_ND, knowledge_MD, 10)
+      # Row i of the knowledge base is the English original of query i.
+      gold = [{row: 1} for row in range(len(query_ND))]
+      shares = retrieval.rank_metrics(neighbors, gold, 10)
       metrics = {name: 100 * shares[name] for name in ("accuracy", "R@10")}
       results.append(suite.Result(code, (code, "en"), metrics))
     return results
 
-  return [suite.Task("all", (suite.Side("en", knowledge), *sides), score)]
+  return [suite.Task("all", (suite.TextSet("en", knowledge), *query_sets), score)]
 
 
 MKQA_SMALL = suite.Benchmark(
@@ -282,7 +287,7 @@ class Question(msgspec.Struct):
 
   Attributes:
     question: The question.
-    answer: The answer, or several.
+    answer: One answer, or a list of answers.
   """
 
   question: str
@@ -290,18 +295,18 @@ class Question(msgspec.Struct):
 
   @property
   def answers(self) -> list[str]:
-    """The answers."""
+    """The answers, always as a list."""
     return [self.answer] if isinstance(self.answer, str) else self.answer
 
 
 @dataclasses.dataclass(frozen=True)
 class Queries:
-  """What is searched for.
+  """Queries to a knowledge base.
 
   Attributes:
-    texts: The queries, by language; Q in all.
-    gold: The right answers of each query, sorted.
-    sizes: The numbers of first dimensions to search by; None: all.
+    texts: Language code and queries of each text set, Q queries in total.
+    gold: Right answers to each query, sorted.
+    sizes: Numbers of leading dimensions to search with. The size None uses all.
   """
 
   texts: tuple[tuple[str, tuple[str, ...]], ...]
@@ -312,12 +317,12 @@ class Queries:
 def search_knowledge(
   vectors: embedder.Embedder, queries: Queries, paths: Sequence[storage.Path]
 ) -> np.ndarray:
-  """Returns whether each query's nearest question in a knowledge base is right, bool [W, Q].
+  """Returns whether the nearest question has a right answer, bool [W, Q], per size and query.
 
-  Among equally near questions the first counts.
+  Ties go to the first question.
 
   Args:
-    vectors: Embeds the texts, in parts that it may keep.
+    vectors: Embeds the texts, and may store the result of each shard.
     queries: The queries.
     paths: Files of the knowledge base, with a `Question` per line, as in PAQ.
 
@@ -332,8 +337,8 @@ def search_knowledge(
     folder = vectors.scratch or stack.enter_context(tempfile.TemporaryDirectory(prefix="vmsst-"))
     spans = text_files.unpack(text_files.cut([*map(str, paths)], SHARD).spans, folder)
     compute = functools.partial(_nearest, vectors.source, queries, vectors.search)
-    parts = [embedder.Part(x, [digest, x.digest], x.lines, str(x)) for x in spans]
-    for nearest in vectors.map("search", compute, parts, keep=True):
+    shards = [embedder.Chunk(x, [digest, x.digest], x.lines, str(x)) for x in spans]
+    for nearest in vectors.map("search", compute, shards, keep=True):
       vectors.check_width(int(nearest["width"]))
       nearer_WQ = nearest["score"] > best_WQ
       best_WQ = np.where(nearer_WQ, nearest["score"], best_WQ)
@@ -347,9 +352,9 @@ def _nearest(
   search: exact_search.Search,
   span: text_files.Span,
 ) -> embedder.Arrays:
-  """Returns the cosine of the nearest question to each query, and whether it is right, [W, Q]."""
+  """Searches one shard: returns the highest cosine and whether that answer is right, [W, Q]."""
   base = list(text_files.records(span.read(), Question, span.name, span.first))
-  texts = [each.question for each in base]
+  texts = [x.question for x in base]
   query_QD = _query_vectors(source, queries)
   codes = [_KNOWLEDGE_LANGUAGE] * len(base)
   vectors_MD = encoding.encode(source.open(), texts, language=codes, progress=False)
@@ -359,7 +364,8 @@ def _nearest(
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
     index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
     right.append(are_right(index_Q, base, queries.gold))
-    # Not the scores of the search: their rounding differs slightly from part to part.
+    # Scores of different shards are compared. The search's own scores are not used, because their
+    # rounding depends on the position of a row in its shard.
     unit_QD = exact_search.unit_rows(query_QD[:, :size])
     rows = exact_search.blocks(len(index_Q))
     cosines = [np.einsum("bd,bd->b", unit_QD[x], unit_MD[index_Q[x]]) for x in rows]
@@ -368,7 +374,7 @@ def _nearest(
   return {"score": np.array(scores), "right": np.array(right), "width": width}
 
 
-@functools.lru_cache(1)  # A process searches for the same queries in many parts.
+@functools.lru_cache(1)  # A process searches many shards for the same queries.
 def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarray:
   """Returns the vectors of the queries, float32 [Q, D]."""
   vectors = []
@@ -382,12 +388,12 @@ def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarr
 def are_right(
   index_Q: np.ndarray, base: Sequence[Question], gold: Sequence[Iterable[str]]
 ) -> np.ndarray:
-  """Returns whether a question of the knowledge base has a right answer of each query, bool [Q].
+  """Returns whether the retrieved questions have a right answer, bool [Q].
 
   Args:
-    index_Q: Number of a question for each query.
-    base: The questions.
-    gold: The right answers of each query, normalized.
+    index_Q: Position in `base` of the question retrieved for each query.
+    base: Questions of the knowledge base.
+    gold: Right answers to each query, normalized.
   """
   normalized = {i: retrieval.normalize_answers(base[i].answers) for i in set(index_Q.tolist())}
   pairs = zip(index_Q.tolist(), gold, strict=True)
@@ -397,17 +403,17 @@ def are_right(
 def knowledge_sample(
   queries: Iterable[tuple[str, frozenset[str]]], paths: Sequence[storage.Path], size: int
 ) -> list[Question]:
-  """Returns a part of a knowledge base, in the order of the files.
+  """Returns a sample of a knowledge base, in file order.
 
-  The part is a random sample, and for each query up to `RIGHT_PER_QUERY` questions with a right
-  answer: those that share the largest part of their words with the query. It depends only on the
-  arguments and the content of the files, which are read once. Memory does not grow with them.
+  The sample consists of random questions and, for each query, up to `RIGHT_PER_QUERY` questions
+  with a right answer. If more questions have a right answer, the most similar ones are taken, by
+  the Jaccard similarity of their words to the query. The files are read once, in constant memory.
+  The same arguments and files give the same sample.
 
   Args:
-    queries: The text and the right answers of each query; texts in the language of the knowledge
-      base.
+    queries: Text and right answers of each query, in the language of the knowledge base.
     paths: Files of the knowledge base, with a `Question` per line.
-    size: Questions in the random sample; all of them if the corpus has fewer.
+    size: Number of random questions; a smaller knowledge base is used completely.
 
   Raises:
     InputError: a file is broken.
@@ -418,24 +424,25 @@ def knowledge_sample(
     words.append(_words(text))
     for answer in gold:
       numbers_by_answer.setdefault(answer, []).append(number)
-  # Heaps of (score, -row, question): the best rows, among equals the first ones.
+  # Heaps of (score, -row, question) keep the highest scores; ties go to the first row.
   similar: list[list[tuple[float, int, Question]]] = [[] for _ in words]
-  chosen: list[tuple[float, int, Question]] = []
-  rng = random.Random(0)  # Python guarantees that random() keeps its numbers.
-  files_of_base = (text_files.read_records(path, Question) for path in paths)
+  random_sample: list[tuple[float, int, Question]] = []
+  rng = random.Random(0)  # Python guarantees the sequence of random() for a seed.
+  records = (text_files.read_records(path, Question) for path in paths)
   with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
-    for row, each in enumerate(itertools.chain.from_iterable(files_of_base)):
+    for row, question in enumerate(itertools.chain.from_iterable(records)):
       bar.update(1)
-      ranks = [(chosen, size, rng.random())]
-      if right := retrieval.normalize_answers(each.answers) & numbers_by_answer.keys():
-        own = _words(each.question)
+      candidates = [(random_sample, size, rng.random())]
+      if right := retrieval.normalize_answers(question.answers) & numbers_by_answer.keys():
+        question_words = _words(question.question)
         for number in {number for answer in right for number in numbers_by_answer[answer]}:
-          share = len(words[number] & own) / max(1, len(words[number] | own))
-          ranks.append((similar[number], RIGHT_PER_QUERY, share))
-      for heap, most, score in ranks:
-        push = heapq.heappush if len(heap) < most else heapq.heappushpop
-        push(heap, (score, -row, each))
-  by_row = {-entry[1]: entry[2] for heap in (chosen, *similar) for entry in heap}
+          union = words[number] | question_words
+          similarity = len(words[number] & question_words) / max(1, len(union))
+          candidates.append((similar[number], RIGHT_PER_QUERY, similarity))
+      for heap, capacity, score in candidates:
+        push = heapq.heappush if len(heap) < capacity else heapq.heappushpop
+        push(heap, (score, -row, question))
+  by_row = {-entry[1]: entry[2] for heap in (random_sample, *similar) for entry in heap}
   return [by_row[row] for row in sorted(by_row)]
 
 

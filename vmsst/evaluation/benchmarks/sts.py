@@ -1,17 +1,16 @@
-"""Semantic textual similarity: correlations of cosines with human scores of sentence pairs.
+"""Semantic textual similarity: correlation of cosines with human scores of sentence pairs.
 
-* `STS`, the English test sets of SemEval 2012 to 2016. The VMSST paper (section 6.2 and appendix
-  B.1) averages Pearson's correlation over a year's sets and then over years, and gives Spearman's
-  of all sets of a year together, without 2013's SMT.
-* `XLSTS`, SemEval-2017 task 1, within and across languages. The VMSST paper (Tables 1 and 10)
-  averages over ar-ar, ar-en, es-es, es-en and tr-en. Here es-en is track 4a, which has the same
-  English pairs as the other four; track 4b (es-en, news and bad translations) and track 5 (en-en)
-  have results but are not part of averages.
-* `STSB`, the STS Benchmark in English and translations. Each split of each language gives a result,
-  `eng.dev` or `de.test`. The name of a split with fewer pairs than published says so, as in
-  "de.test (595 of 1379 pairs)". Training pairs are not used.
+* `STS`: the English test sets of SemEval 2012 to 2016. As in the VMSST paper (section 6.2 and
+  appendix B.1), Pearson's correlation is averaged over the sets of a year, then over years.
+  Spearman's correlation is computed over all pairs of a year, without SMT in 2013.
+* `XLSTS`: SemEval-2017 task 1, within and across languages. As in the VMSST paper (Tables 1 and
+  10), averages are over ar-ar, ar-en, es-es, es-en and tr-en. The es-en pairs are from track 4a,
+  with the same English sentences as the other four. Track 4b (es-en, news and bad translations)
+  and track 5 (en-en) have results, but are not part of the averages.
+* `STSB`: the STS Benchmark in English and translations. Every test and dev split has a result, such
+  as `de.test`. If pairs are missing, the name shows it: "de.test (595 of 1379 pairs)".
 
-The name of an average with missing sets, or over incomplete splits, ends in " (incomplete)".
+If sets or pairs are missing, the name of an average ends in " (incomplete)".
 """
 
 import dataclasses
@@ -44,7 +43,8 @@ _NOT_IN_SPEARMAN = "STS13.SMT"
 
 SAME_LANGUAGE = ("track1.ar-ar", "track3.es-es")
 DIFFERENT_LANGUAGES = ("track2.ar-en", "track4a.es-en", "track6.tr-en")
-_TRACKS = {  # Languages of the first and second sentences; names do not have their order.
+# Languages of the first and the second sentences. The names of tracks do not show their order.
+_TRACKS = {
   "track1.ar-ar": ("ar", "ar"),
   "track2.ar-en": ("en", "ar"),
   "track3.es-es": ("es", "es"),
@@ -56,7 +56,7 @@ _TRACKS = {  # Languages of the first and second sentences; names do not have th
 
 LANGUAGES = ("eng", "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")
 SPLITS = {"test": 1379, "dev": 1500}
-"""Published numbers of pairs of the STS Benchmark."""
+"""Number of pairs in the published splits of the STS Benchmark."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +65,8 @@ class ScoredPairs:
 
   Attributes:
     name: Name of the set.
-    languages: Codes of the first and the second sentences.
-    rows: Score, first and second sentence of each pair.
+    languages: Language codes of the first and the second sentences.
+    rows: Score, first sentence and second sentence of each pair.
   """
 
   name: str
@@ -74,43 +74,44 @@ class ScoredPairs:
   rows: Sequence[tuple[float, str, str]]
 
   @property
-  def sides(self) -> tuple[suite.Side, suite.Side]:
+  def text_sets(self) -> tuple[suite.TextSet, suite.TextSet]:
     """The first and the second sentences."""
     first, second = self.languages
     return (
-      suite.Side(first, [row[1] for row in self.rows]),
-      suite.Side(second, [row[2] for row in self.rows]),
+      suite.TextSet(first, [row[1] for row in self.rows]),
+      suite.TextSet(second, [row[2] for row in self.rows]),
     )
 
   def result(self, first_ND: np.ndarray, second_ND: np.ndarray) -> suite.Result:
-    """Returns both correlations x 100, from the vectors of both sides."""
+    """Returns both correlations, times 100, given the vectors of the sentences."""
     score_N = np.array([row[0] for row in self.rows])
     metrics = correlations(cosines(first_ND, second_ND), score_N)
     return suite.Result(self.name, self.languages, metrics)
 
   def task(self) -> suite.Task:
     """Returns the task of the set, with one result."""
-    return suite.Task(self.name, self.sides, lambda *vectors: [self.result(*vectors)])
+    return suite.Task(self.name, self.text_sets, lambda *vectors: [self.result(*vectors)])
 
 
 def cosines(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
-  """Returns the cosine of row i of one array with row i of the other, float64 [N]; 0 for zeros."""
+  """Returns the cosines of corresponding rows, float64 [N]; 0 if a row is all zeros."""
   first_ND, second_ND = exact_search.unit_rows(first_ND), exact_search.unit_rows(second_ND)
   return np.einsum("nd,nd->n", first_ND, second_ND, dtype=np.float64)
 
 
 def correlations(cosine_N: np.ndarray, score_N: np.ndarray) -> suite.Numbers:
-  """Returns `pearson` and `spearman` x 100.
+  """Returns `pearson` and `spearman`, times 100.
 
-  Cosines that agree in 6 decimals have the same rank: others differ by rounding errors.
+  For ranks, cosines are rounded to 6 decimals, so that rounding errors cannot break ties.
 
   Raises:
-    ValueError: all values of a side are equal.
+    ValueError: all cosines or all scores are equal.
   """
-  from scipy import stats  # Here: it takes a second.
+  from scipy import stats  # Imported late because it takes a second.
 
   rounded_N = np.round(cosine_N, 6)
-  if np.ptp(rounded_N) == 0 or np.ptp(score_N) == 0:  # Else rounding errors would be correlated.
+  # Without this check, the correlation of constant cosines would be noise from rounding errors.
+  if np.ptp(rounded_N) == 0 or np.ptp(score_N) == 0:
     raise ValueError(f"all {len(score_N)} cosines or scores are equal: no correlation is defined")
   pearson = stats.pearsonr(cosine_N, score_N).statistic
   spearman = stats.pearsonr(stats.rankdata(rounded_N), stats.rankdata(score_N)).statistic
@@ -118,7 +119,7 @@ def correlations(cosine_N: np.ndarray, score_N: np.ndarray) -> suite.Numbers:
 
 
 def scored_table(path: storage.Path, name: str, codes: tuple[str, str]) -> ScoredPairs:
-  """Reads a file of lines `score TAB first TAB second`."""
+  """Reads pairs from lines `score TAB first TAB second`."""
   rows = [
     (files.number(score, path, line), first, second)
     for line, (score, first, second) in enumerate(files.table(path, 3), 1)
@@ -129,13 +130,13 @@ def scored_table(path: storage.Path, name: str, codes: tuple[str, str]) -> Score
 def _semeval_sets(
   folder: storage.Path, archive: storage.Path, year: str, official: Mapping[str, tuple[str, str]]
 ) -> list[ScoredPairs]:
-  """Reads the official sets of a year that exist, in their official order.
+  """Reads the official sets of a year, in their official order; sets without files are skipped.
 
   Args:
-    folder: Folder with tables `STS12.MSRpar.tsv`.
-    archive: Folder with the files of the archives.
-    year: Two digits.
-    official: Languages of the sets, by name, such as MSRpar.
+    folder: Folder with tables such as `STS12.MSRpar.tsv`.
+    archive: Folder with files of SemEval's archives.
+    year: Last two digits of the year.
+    official: Language codes of the official sets, by name (such as MSRpar).
 
   Raises:
     InputError: a file is broken.
@@ -155,13 +156,13 @@ def _semeval_sets(
     # Track 6 was published with 500 pairs; the first 250 have a score.
     if len(pairs) != len(scores) and not name.startswith("track6."):
       raise errors.InputError(
-        f"{path} has {len(pairs)} lines and {gold} has {len(scores)}, but each pair must have a "
-        "score line: copy both again"
+        f"{path} has {len(pairs)} lines and {gold} has {len(scores)}, but each pair needs a score "
+        "line; copy both files again"
       )
     rows = [
       (files.number(score, gold, line), pair[0], pair[1])
       for line, (pair, score) in enumerate(zip(pairs, scores, strict=False), 1)
-      if score  # 2015 and 2016 have pairs without one.
+      if score  # Some pairs of 2015 and 2016 have no score.
     ]
     sets[name] = ScoredPairs(name, official[name], rows)
   return [sets[name] for name in official if name in sets]
@@ -170,8 +171,8 @@ def _semeval_sets(
 def _read_sts(root: storage.Path) -> list[suite.Task]:
   """Returns one task per year.
 
-  Its results are `pearson` and `spearman` of each set, by its name (STS12.MSRpar), and `spearman`
-  of all sets of the year together except 2013's SMT, by the name of the year (STS12).
+  The results are `pearson` and `spearman` of every set (STS12.MSRpar), and `spearman` over all
+  pairs of the year (STS12), without SMT in 2013.
   """
   tasks = []
   for year, names in SETS.items():
@@ -179,19 +180,19 @@ def _read_sts(root: storage.Path) -> list[suite.Task]:
     sets = _semeval_sets(root / "sts", root / "sts" / year, year[2:], official)
     if sets:
       sets = [dataclasses.replace(x, name=f"STS{year[2:]}.{x.name}") for x in sets]
-      sides = tuple(side for pairs in sets for side in pairs.sides)
+      text_sets = tuple(x for pairs in sets for x in pairs.text_sets)
       score = functools.partial(_score_year, f"STS{year[2:]}", sets)
-      tasks.append(suite.Task(f"STS{year[2:]}", sides, score))
+      tasks.append(suite.Task(f"STS{year[2:]}", text_sets, score))
   return tasks
 
 
 def _score_year(name: str, sets: Sequence[ScoredPairs], *vectors: np.ndarray) -> list[suite.Result]:
-  of_set = list(zip(sets, vectors[::2], vectors[1::2], strict=True))
-  results = [pairs.result(*both) for pairs, *both in of_set]
-  of_set = [x for x in of_set if x[0].name != _NOT_IN_SPEARMAN]
-  if of_set:
-    cosine_N = np.concatenate([cosines(*both) for _, *both in of_set])
-    score_N = np.array([row[0] for pairs, *_ in of_set for row in pairs.rows])
+  scored = list(zip(sets, vectors[::2], vectors[1::2], strict=True))
+  results = [pairs.result(*arrays) for pairs, *arrays in scored]
+  scored = [x for x in scored if x[0].name != _NOT_IN_SPEARMAN]
+  if scored:
+    cosine_N = np.concatenate([cosines(*arrays) for _, *arrays in scored])
+    score_N = np.array([row[0] for pairs, *_ in scored for row in pairs.rows])
     metrics = {"spearman": correlations(cosine_N, score_N)["spearman"]}
     results.append(suite.Result(name, ("en",), metrics))
   return results
@@ -200,14 +201,14 @@ def _score_year(name: str, sets: Sequence[ScoredPairs], *vectors: np.ndarray) ->
 def _summarize_sts(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
-  """Returns both metrics of each year and their means over years (VMSST, Tables 1 and 9)."""
+  """Returns both metrics per year, and their means over years (VMSST paper, Tables 1 and 9)."""
   by_name = {x.name: x.metrics for x in results}
   groups = {f"pearson {year}": names for year, names in _NAMES.items()}
   years = suite.group_means(results, "pearson", groups)
   for year, names in _NAMES.items():
-    if whole := by_name.get(f"STS{year[2:]}"):
+    if metrics := by_name.get(f"STS{year[2:]}"):
       complete = by_name.keys() >= {*names} - {_NOT_IN_SPEARMAN}
-      years |= suite.mean(f"spearman {year}", [whole["spearman"]], complete=complete)
+      years |= suite.mean(f"spearman {year}", [metrics["spearman"]], complete=complete)
   summary: suite.Numbers = {}
   for metric in METRICS:
     values = [value for key, value in years.items() if key.startswith(metric)]
@@ -219,15 +220,17 @@ def _summarize_sts(
 def _summarize_xlsts(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
-  """Returns means of both metrics: all (XL), same language (XL s.), different ones (XL d.)."""
-  parts = {
-    "": (*SAME_LANGUAGE, *DIFFERENT_LANGUAGES),
-    " same language": SAME_LANGUAGE,
-    " different languages": DIFFERENT_LANGUAGES,
-  }
+  """Returns means of both metrics over all tracks, and by same and different languages.
+
+  The VMSST paper calls these XL, XL s. and XL d.
+  """
   summary: suite.Numbers = {}
   for metric in METRICS:
-    groups = {metric + part: names for part, names in parts.items()}
+    groups = {
+      metric: (*SAME_LANGUAGE, *DIFFERENT_LANGUAGES),
+      f"{metric} same language": SAME_LANGUAGE,
+      f"{metric} different languages": DIFFERENT_LANGUAGES,
+    }
     summary |= suite.group_means(results, metric, groups)
   return summary
 
@@ -237,7 +240,8 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
   tasks: list[suite.Task] = []
   for path in files.files_in(root / "stsb", "stsb.*.tsv", "sts-dev.csv", "sts-test.csv"):
     start, code, *_ = files.plain_name(path).split(".")
-    english = re.fullmatch("sts-(dev|test)", start)  # As published, with a genre for the split.
+    # Published English files have the split in their name, and a genre in the column of the split.
+    english = re.fullmatch("sts-(dev|test)", start)
     code = "eng" if english else files.known_code(code, path)
     rows: dict[str, list[tuple[float, str, str]]] = {}
     for line, text in enumerate(text_files.read_lines(str(path)), 1):
@@ -246,10 +250,10 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
       pairs.append((files.number(score, path, line), first, second))
     for split, count in SPLITS.items():
       if pairs := rows.get(split, []):
-        part = "" if len(pairs) == count else f" ({len(pairs)} of {count} pairs)"
-        name = f"{code}.{split}{part}"
+        note = "" if len(pairs) == count else f" ({len(pairs)} of {count} pairs)"
+        name = f"{code}.{split}{note}"
         if any(task.name == name for task in tasks):
-          raise errors.InputError(f"{path}: another file has {name} too; remove one")
+          raise errors.InputError(f"{path}: another file has {name} too; remove one of them")
         tasks.append(ScoredPairs(name, (code, code), pairs).task())
   return tasks
 
@@ -257,15 +261,16 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
 def _summarize_stsb(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
-  """Returns means of each split over all languages, and over seen and unseen ones."""
+  """Returns means for each split: over all languages, seen languages, and unseen languages."""
   summary: suite.Numbers = {}
   for split, metric in itertools.product(SPLITS, reversed(METRICS)):
     names = {f"{code}.{split}" for code in LANGUAGES}
-    of_split = [x for x in results if x.name.split(" ")[0] in names]
-    whole = names == {x.name for x in of_split}
-    values = (x.metrics[metric] for x in of_split)
-    summary |= suite.mean(f"{metric} {split}", values, complete=whole)
-    summary |= suite.seen_means(f"{metric} {split}", of_split, metric, seen, complete=whole)
+    split_results = [x for x in results if x.name.split(" ")[0] in names]
+    # The name of a split with missing pairs has a note, and so differs.
+    complete = names == {x.name for x in split_results}
+    values = (x.metrics[metric] for x in split_results)
+    summary |= suite.mean(f"{metric} {split}", values, complete=complete)
+    summary |= suite.seen_means(f"{metric} {split}", split_results, metric, seen, complete=complete)
   return summary
 
 
@@ -288,7 +293,6 @@ XLSTS = suite.Benchmark(
     "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, or STS17.trackN.xx-yy.tsv (score, "
     "sentences)",
   ),
-  # One task per track, whose result has its name (track1.ar-ar).
   read=lambda root: [
     x.task() for x in _semeval_sets(root / "xlsts", root / "xlsts", "17", _TRACKS)
   ],

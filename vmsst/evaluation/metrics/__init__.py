@@ -1,1 +1,1 @@
-"""Metrics: functions from vectors or scores to numbers."""
+"""Metrics, computed from vectors, scores or alignments."""

@@ -1,29 +1,31 @@
 """Precision, recall and F1 of sentence alignments.
 
-The strict and the lax measure are equal to Vecalign's `score.py` (Thompson and Koehn, 2019).
+The strict and the lax scores equal the scores of Vecalign's `score.py` (Thompson and Koehn, 2019).
 """
 
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 Pairs = Sequence[Sequence[Any]]
-"""Alignments of a document: source numbers, target numbers, and what is not compared."""
+"""Alignments of a document: source sentence numbers, target sentence numbers, ignored values."""
 
 
 def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[str, float]:
   """Returns precision, recall and F1 over all documents, 0 to 1.
 
-  In the strict measure, an alignment is right if the gold alignments contain it. In the lax
-  measure, it is right, too, if one of its sources and one of its targets are in the same gold
-  alignment. Precision counts deletions, which have an empty side; recall does not.
+  In strict scores, an alignment is right if it equals a gold alignment. In lax scores, it is also
+  right if it shares a source sentence and a target sentence with the same gold alignment.
+  Alignments without sources or without targets (deletions) count for precision, but not for recall.
 
   Args:
     gold: Gold alignments of each document.
-    predicted: Alignments to evaluate, in the order of `gold`.
+    predicted: Predicted alignments of each document.
 
   Returns:
-    The keys are "strict" and "lax", followed by "_precision", "_recall" and "_f1".
+    The scores by name: "strict_" or "lax_", and "precision", "recall" or "f1".
 
   Examples:
     >>> gold, predicted = [([0], [0, 1]), ([], [2])], [([0], [0]), ([], [1]), ([], [2])]
@@ -31,10 +33,11 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
     >>> {name: round(value, 2) for name, value in scores.items() if name.endswith("precision")}
     {'strict_precision': 0.33, 'lax_precision': 0.67}
   """
-  counts = {"precision": [0, 0, 0], "recall": [0, 0, 0]}
-  for pairs in zip(gold, predicted, strict=True):
-    truth, test = ({(tuple(x[0]), tuple(x[1])) for x in side if x[0] or x[1]} for side in pairs)
-    aligned_truth, aligned_test = ({pair for pair in side if all(pair)} for side in (truth, test))
+  # Strict hits, lax hits and total.
+  counts = {name: np.zeros(3) for name in ("precision", "recall")}
+  for document in zip(gold, predicted, strict=True):
+    truth, test = ({(tuple(x[0]), tuple(x[1])) for x in pairs if any(x[:2])} for pairs in document)
+    aligned_truth, aligned_test = ({pair for pair in pairs if all(pair)} for pairs in (truth, test))
     for name, reference, tested in (
       ("precision", truth, test),
       ("recall", aligned_test, aligned_truth),
@@ -42,11 +45,10 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
       links = {link for pair in reference for link in itertools.product(*pair)}
       strict = tested & reference
       lax = sum(not links.isdisjoint(itertools.product(*pair)) for pair in tested - strict)
-      for place, count in enumerate((len(strict), len(strict) + lax, len(tested))):
-        counts[name][place] += count
+      counts[name] += (len(strict), len(strict) + lax, len(tested))
   scores: dict[str, float] = {}
-  for place, measure in enumerate(("strict", "lax")):
-    rates = {name: count[place] / max(count[2], 1) for name, count in counts.items()}
+  for index, measure in enumerate(("strict", "lax")):
+    rates = {name: float(count[index] / max(count[2], 1)) for name, count in counts.items()}
     total = sum(rates.values())
     rates["f1"] = 2 * rates["precision"] * rates["recall"] / total if total else 0.0
     scores |= {f"{measure}_{name}": rate for name, rate in rates.items()}

@@ -1,7 +1,7 @@
 """Classifies frozen sentence vectors by topic or sentiment with a small network.
 
-The classifier and its training are LASER's for MLDoc, also used for the EMS paper's Tables XI to
-XIV: it is trained with labels in one language and tested in another.
+The classifier is trained with labels in one language and tested in another. Its architecture and
+training are LASER's for MLDoc; the EMS paper uses them for Tables XI to XIV.
 """
 
 import dataclasses
@@ -21,13 +21,13 @@ from vmsst import errors
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-  """A multilayer perceptron with tanh and its training; defaults are LASER's for MLDoc.
+  """Configuration of a multilayer perceptron with tanh; the defaults are LASER's for MLDoc.
 
   Attributes:
     hidden: Widths of the hidden layers.
-    dropout_rate: Dropout rate of the vector and of every hidden layer, in training.
+    dropout_rate: Dropout rate of the input and of every hidden layer.
     learning_rate: Learning rate of Adam.
-    batch_size: Vectors per step; an incomplete last batch of an epoch is dropped.
+    batch_size: Vectors per step. An incomplete last batch of an epoch is dropped.
     epochs: Number of epochs.
   """
 
@@ -40,7 +40,7 @@ class MlpConfig:
 
 @dataclasses.dataclass(frozen=True)
 class LabeledVectors:
-  """Vectors [N, D] and the class of each [N], 0 to C - 1."""
+  """Vectors [N, D] and their classes [N], 0 to C - 1."""
 
   vectors_ND: np.ndarray
   label_N: np.ndarray
@@ -48,7 +48,7 @@ class LabeledVectors:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """Training data of a classifier, and development data to choose its epoch."""
+  """Training data of a classifier, and development data to select the epoch."""
 
   train: LabeledVectors
   dev: LabeledVectors
@@ -62,21 +62,24 @@ def transfer_accuracies(
   seeds: Sequence[int] = (0, 1, 2, 3, 4),
   config: MlpConfig | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
-  """Returns accuracies, 0 to 1, of classifiers of every split on every test set.
+  """Trains a classifier on every split, and returns its accuracies on every test set, 0 to 1.
 
-  `[split][test]` is an array of seeds. Splits and tests are usually languages. Each classifier is
-  that of the epoch with the best accuracy on `dev`, the last among equal ones. All seeds are
-  trained at once, and all splits of one size. Papers usually report the mean of five seeds.
+  Splits and test sets are usually languages. A classifier has the parameters of the epoch with the
+  best accuracy on `dev`; ties go to the last epoch. All seeds, and all splits with the same number
+  of vectors, are trained together. Papers usually report the mean over five seeds.
 
   Args:
-    splits: Training data by name.
+    splits: Training and development data by name.
     tests: Test data by name.
     num_classes: Number of classes C.
-    seeds: Seeds of the initial parameters, the order of the data and dropout.
-    config: Sizes and training; None: LASER's.
+    seeds: Seeds for the initial parameters, the order of the data and dropout.
+    config: Configuration of the classifier (default: LASER's).
+
+  Returns:
+    An array with the accuracy of each seed, as `accuracies[split][test]`.
 
   Raises:
-    InputError: there are fewer vectors than a batch takes.
+    InputError: a split has fewer vectors than one batch.
   """
   config = config or MlpConfig()
   by_shape: dict[Any, list[str]] = {}
@@ -90,10 +93,9 @@ def transfer_accuracies(
     by_shape.setdefault(shape, []).append(name)
   accuracies = {}
   for names in by_shape.values():
-    parts = [data for name in names for data in (splits[name].train, splits[name].dev)]
-    vectors, labels = [x.vectors_ND for x in parts], [x.label_N for x in parts]
-    # Training vectors and labels, then development vectors and labels, of all splits.
-    arrays = (jnp.stack(x[i::2]) for i in range(2) for x in (vectors, labels))
+    arrays = []
+    for data in ([splits[x].train for x in names], [splits[x].dev for x in names]):
+      arrays += [jnp.stack([x.vectors_ND for x in data]), jnp.stack([x.label_N for x in data])]
     params = _train_all(config, num_classes, jnp.asarray(seeds), *arrays)
     for row, name in enumerate(names):
       classifier = jax.tree.map(lambda leaf, row=row: leaf[row], params)
@@ -106,7 +108,7 @@ def transfer_accuracies(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _train_all(config: MlpConfig, num_classes: int, seed_S: jax.Array, *arrays: jax.Array) -> Any:
-  """Runs `_train` for every split and seed; leaves of the result are [splits, seeds, ...]."""
+  """Runs `_train` for every split and seed; the leaves have shape [splits, seeds, ...]."""
   by_seed = jax.vmap(
     functools.partial(_train, config, num_classes), in_axes=(0, None, None, None, None)
   )
@@ -122,10 +124,11 @@ def _train(
   dev_MD: Float[Array, "M D"],
   dev_label_M: Int[Array, "M"],
 ) -> Any:
-  """Returns the parameters of the best epoch."""
+  """Trains one classifier; returns the parameters of the best epoch."""
   batch_size, widths = config.batch_size, (train_ND.shape[1], *config.hidden, num_classes)
   steps = len(train_ND) // batch_size
-  optimizer = optax.flatten(optax.adam(config.learning_rate))  # few operations: steps are tiny
+  # Steps are tiny, so that the number of operations decides. Flat parameters need fewer of them.
+  optimizer = optax.flatten(optax.adam(config.learning_rate))
   init_rng, rng = jax.random.split(jax.random.key(seed))
   first = _init(init_rng, widths)
 
@@ -142,13 +145,13 @@ def _train(
 
   def epoch(carry: Any, rng: jax.Array) -> tuple[Any, None]:
     state, best, best_accuracy = carry
-    # One call for all random numbers: each call takes seconds to compile.
+    # All random numbers come from one call, because each call takes seconds to compile.
     count = steps * batch_size
     draw = jax.random.uniform(rng, (len(train_ND) + count * sum(widths[:-1]),))
     row_SB = jnp.argsort(draw[: len(train_ND)])[:count].reshape(steps, batch_size)
     draw_SBW = draw[len(train_ND) :].reshape(steps, batch_size, -1)
-    kept_SBW = (draw_SBW >= config.dropout_rate) / (1 - config.dropout_rate)
-    factors = tuple(jnp.split(kept_SBW, list(itertools.accumulate(widths[:-2])), axis=2))
+    dropout_SBW = (draw_SBW >= config.dropout_rate) / (1 - config.dropout_rate)
+    factors = tuple(jnp.split(dropout_SBW, list(itertools.accumulate(widths[:-2])), axis=2))
     state, _ = jax.lax.scan(step, state, (train_ND[row_SB], label_N[row_SB], factors))
     accuracy = jnp.mean(jnp.argmax(_logits(state[0], dev_MD), axis=1) == dev_label_M)
     better = accuracy >= best_accuracy
@@ -161,7 +164,10 @@ def _train(
 
 
 def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Array]]:
-  """Returns kernels and biases, uniform up to 1 / sqrt(inputs), as torch.nn.Linear has them."""
+  """Returns kernels and biases with the initialization of torch.nn.Linear.
+
+  All values are uniform in +-1 / sqrt(inputs).
+  """
   shapes = list(itertools.pairwise(widths))
   draw = jax.random.uniform(rng, (sum((i + 1) * o for i, o in shapes),), minval=-1.0)
   layers = []
@@ -175,7 +181,7 @@ def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Ar
 def _logits(
   params: Any, vectors_ND: Float[Array, "N D"], factors: Sequence[jax.Array] | None = None
 ) -> Float[Array, "N C"]:
-  """Returns the logits of all classes; dropout factors multiply the input of every layer."""
+  """Returns the logits; `factors` are dropout factors for the input of each layer."""
   hidden_NH = vectors_ND
   for number, (kernel_HI, bias_I) in enumerate(params):
     if factors is not None:

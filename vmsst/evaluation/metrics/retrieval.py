@@ -1,7 +1,7 @@
-"""Accuracy and recall of nearest neighbors and of answers, xSIM and xSIM++, in NumPy.
+"""Retrieval metrics in NumPy: accuracy, MRR, recall, nDCG, xSIM, xSIM++ and hubness.
 
-All values are shares, 0 to 1. xSIM is after Heffernan et al. (2022), xSIM++ after Chen et al.
-(2023).
+Except for hubness, values are in the range 0 to 1. xSIM follows Heffernan et al. (2022), xSIM++
+Chen et al. (2023).
 """
 
 import dataclasses
@@ -21,16 +21,17 @@ def translation_accuracy(
   *,
   texts: Sequence[Sequence[str]] | None = None,
 ) -> dict[str, float]:
-  """Returns the share of sentences whose nearest sentence on the other side is their translation.
+  """Returns the accuracy of translation retrieval by nearest neighbors (cosine).
 
-  Row i of one side translates row i of the other. Nearest is by cosine; the first among equals.
-  `forward` searches the targets for each source, `backward` the sources for each target; `average`
-  is the mean of both.
+  Row i of the targets is the translation of row i of the sources. `forward` is the share of sources
+  that find their translation among the targets, `backward` the share of targets that find theirs
+  among the sources, and `average` the mean of both. Ties go to the first row.
 
   Args:
-    source_ND: Vectors of one side.
-    target_ND: Vectors of the other side.
-    texts: Sources and targets: then several targets can be right; see `pair_accuracy`.
+    source_ND: Vectors of the sources.
+    target_ND: Vectors of the targets.
+    texts: The source and the target texts, if one text can have several right translations; see
+      `pair_accuracy`.
 
   Raises:
     ValueError: a value is not finite.
@@ -41,54 +42,52 @@ def translation_accuracy(
     >>> translation_accuracy(source_ND, target_ND)
     {'forward': 1.0, 'backward': 0.5, 'average': 0.75}
   """
-  sides = texts or (range(len(source_ND)),) * 2
-  forward, backward = (
-    pair_accuracy(near.index_NK[:, 0], *both)
-    for near, both in zip(
-      exact_search.mutual_top_k(source_ND, target_ND, 1), (sides, sides[::-1]), strict=True
-    )
-  )
+  sources, targets = texts or (range(len(source_ND)),) * 2
+  to_target, to_source = exact_search.mutual_top_k(source_ND, target_ND, 1)
+  forward = pair_accuracy(to_target.index_NK[:, 0], sources, targets)
+  backward = pair_accuracy(to_source.index_NK[:, 0], targets, sources)
   return {"forward": forward, "backward": backward, "average": (forward + backward) / 2}
 
 
 def pair_accuracy(
   nearest_N: Sequence[int] | np.ndarray, sources: Sequence[Any], targets: Sequence[Any]
 ) -> float:
-  """Returns the share of sources whose nearest target is right.
+  """Returns the accuracy of retrieved targets if a source can have several right targets.
 
-  Unlike `translation_accuracy`, allows several right targets: those of all rows with the same
-  source, such as the answers to a question.
+  A retrieved target is right if any row pairs it with the source. For example, a question on
+  several rows has several right answers.
 
   Args:
-    nearest_N: Row of the nearest target of each source.
-    sources: Texts; row i belongs to row i of the targets.
-    targets: Texts.
+    nearest_N: Row of the target retrieved for each source.
+    sources: Source texts.
+    targets: Target texts; row i is right for source i.
   """
   right = {*zip(sources, targets, strict=True)}
-  found = zip(sources, (targets[row] for row in nearest_N), strict=True)
-  return float(np.mean([pair in right for pair in found]))
+  predicted = zip(sources, (targets[row] for row in nearest_N), strict=True)
+  return float(np.mean([pair in right for pair in predicted]))
 
 
 def rank_metrics(
-  near: exact_search.Neighbors, gold: Sequence[Mapping[int, float]], k: int
+  neighbors: exact_search.Neighbors, gold: Sequence[Mapping[int, float]], k: int
 ) -> dict[str, float]:
-  """Returns `accuracy`, `MRR@k`, `R@k` and `nDCG@k`, means over queries with several gold rows.
+  """Returns the means over queries of `accuracy`, `MRR@k`, `R@k` and `nDCG@k`.
 
-  `accuracy` is the share of queries whose nearest row is gold. MRR@k is the mean of 1 / rank of the
-  first gold row, R@k the share of a query's gold rows among the k nearest, nDCG@k the sum of their
-  grades, discounted by log2(1 + rank), over the sum in the best order.
+  * `accuracy`: whether the nearest row is relevant
+  * `MRR@k`: 1 / rank of the first relevant row
+  * `R@k`: share of the relevant rows among the k nearest
+  * `nDCG@k`: sum of the grades, discounted by log2(1 + rank), relative to the best possible order
 
   Args:
-    near: At least k neighbors of each query, or all.
-    gold: Grade of each query's gold rows; rows with a grade of 0 are not gold.
+    neighbors: At least k neighbors of each query, or all rows.
+    gold: Grades of the relevant rows of each query. Rows with grade 0 are not relevant.
     k: Number of neighbors to consider.
 
   Examples:
-    >>> near = exact_search.Neighbors(np.array([[2, 0, 1]]), np.zeros([1, 3]))
-    >>> rank_metrics(near, [{0: 1}], 2)
+    >>> neighbors = exact_search.Neighbors(np.array([[2, 0, 1]]), np.zeros([1, 3]))
+    >>> rank_metrics(neighbors, [{0: 1}], 2)
     {'accuracy': 0.0, 'MRR@2': 0.5, 'R@2': 1.0, 'nDCG@2': 0.6309297535714575}
   """
-  index_QK = near.index_NK[:, :k]
+  index_QK = neighbors.index_NK[:, :k]
   gain_QK = np.array(
     [
       [grades.get(index, 0) for index in index_K]
@@ -115,7 +114,7 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
 def normalize_answer(answer: str) -> str:
-  """Returns an answer in lower case, without ASCII punctuation, English articles and extra spaces.
+  """Lowercases an answer, and removes ASCII punctuation, English articles and extra spaces.
 
   Examples:
     >>> normalize_answer("The  Beatles!")
@@ -125,19 +124,19 @@ def normalize_answer(answer: str) -> str:
 
 
 def normalize_answers(answers: Iterable[str]) -> frozenset[str]:
-  """Returns the `normalize_answer` answers."""
+  """Returns the set of normalized answers; see `normalize_answer`."""
   return frozenset(map(normalize_answer, answers))
 
 
 @dataclasses.dataclass(frozen=True)
 class Nearest:
-  """The predicted translation of each of N sentences.
+  """Predicted translations of N sentences among M candidates.
 
   Attributes:
-    cosine_N: Row of the nearest sentence by cosine; the first among equals.
-    margin_N: Row of the k nearest with the best margin; the first among equals.
-    hubness: Skewness of the number of the N sentences that have each sentence of the other side
-      among their k nearest (Radovanovic et al., 2010); 0 if all are near equally often.
+    cosine_N: Row of the nearest candidate by cosine; ties go to the first row.
+    margin_N: Row with the highest margin among the k nearest candidates; ties go to the first row.
+    hubness: Skewness of the candidates' counts as one of the k nearest (Radovanovic et al., 2010);
+      0 if all counts are equal.
   """
 
   cosine_N: np.ndarray
@@ -146,34 +145,34 @@ class Nearest:
 
 
 def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple[Nearest, Nearest]:
-  """Predicts a target for every source, and a source for every target, by vectors of any length.
+  """Predicts a target for every source, and a source for every target.
 
-  The margin is the ratio margin among k = 4 neighbors, as in the soft contrastive paper.
+  The margin is the ratio margin with k = 4 neighbors, as in the soft contrastive paper. The vectors
+  need not be normalized.
 
   Raises:
     ValueError: a value is not finite.
   """
-  forward, backward = exact_search.mutual_top_k(source_ND, target_MD, 4)
-  (target_N, _), (source_M, _) = margins.best_neighbors(forward, backward, "ratio")
-  counts = len(target_N), len(source_M)
-  return _nearest(forward, target_N, counts[1]), _nearest(backward, source_M, counts[0])
-
-
-def _nearest(near: exact_search.Neighbors, margin_N: np.ndarray, others: int) -> Nearest:
-  occurrences_M = np.bincount(near.index_NK.ravel(), minlength=others)
-  centered_M = occurrences_M - occurrences_M.mean()
-  variance = np.mean(centered_M**2)
-  hubness = np.mean(centered_M**3) / variance**1.5 if variance else 0.0
-  return Nearest(near.index_NK[:, 0], margin_N, float(hubness))
+  both = exact_search.mutual_top_k(source_ND, target_MD, 4)
+  results = []
+  for neighbors, (margin_N, _), candidates in zip(
+    both, margins.best_neighbors(*both, "ratio"), (target_MD, source_ND), strict=True
+  ):
+    occurrences_M = np.bincount(neighbors.index_NK.ravel(), minlength=candidates.shape[0])
+    centered_M = occurrences_M - occurrences_M.mean()
+    variance = np.mean(centered_M**2)
+    hubness = np.mean(centered_M**3) / variance**1.5 if variance else 0.0
+    results.append(Nearest(neighbors.index_NK[:, 0], margin_N, float(hubness)))
+  return results[0], results[1]
 
 
 def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
-  """Returns the share of sources whose nearest target is another text than their translation.
+  """Returns the share of predicted targets that differ in their text from the translation.
 
-  This is xSIM, or xSIM++ if there are changed targets.
+  This is xSIM, or xSIM++ if the targets include changed translations.
 
   Args:
-    nearest_N: Row of the predicted target of every source.
-    target_texts: The targets: first the translations, row by row, then any others.
+    nearest_N: Row of the target predicted for each source.
+    target_texts: Target texts: the translation of each source, then distractors.
   """
   return float(np.mean([target_texts[row] != target_texts[i] for i, row in enumerate(nearest_N)]))

@@ -13,17 +13,17 @@ SENTENCES = 8
 
 
 class Concepts:
-  """Encodes "de 3" as concept 3, shifted by an offset of the language's first letter.
+  """Encodes "de 3" as concept 3 plus an offset that depends on the language's first letter.
 
-  In the texts of a language with a capital letter concept 0 is mistaken for concept 1.
+  If the language starts with a capital letter, concept 0 gets the vector of concept 1.
   """
 
   def encode(self, texts: list[str]) -> np.ndarray:
     vectors = np.zeros([len(texts), SENTENCES + 4])
     for row, text in enumerate(texts):
       language, concept = text.split()
-      place = int(concept)
-      vectors[row, 1 if place == 0 and language[0].isupper() else place] = 1
+      axis = 1 if concept == "0" and language[0].isupper() else int(concept)
+      vectors[row, axis] = 1
       seed = int(hashlib.sha256(language[0].lower().encode()).hexdigest()[:8], 16)
       vectors[row] += 0.1 * np.random.default_rng(seed).normal(size=SENTENCES + 4)
     return vectors
@@ -40,17 +40,17 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
   line_files.write_lines(folder / "newstest2019-ref.spa-MX.txt", sentences("Es"))
   line_files.write_lines(folder / "newstest2019-ref-2.spa.txt", sentences("es"))
   seen = [languages.language(code) for code in ("eng", "deu")]
-  found = benchmark_trees.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path, seen=seen)
-  (result,) = found["results"]
+  scored = benchmark_trees.run_benchmark(agnosticism.BENCHMARK, Concepts(), tmp_path, seen=seen)
+  (result,) = scored["results"]
   assert result["languages"] == ["spa", "spa-MX", "eng", "deu"]
   assert result["arrays"]["labels"] == ["spa_2", "spa-MX", "eng", "deu"]
-  # From Mexico the first of 8 sentences finds the second. In the other direction neither of them is
-  # found: the first is as near as the second.
+  # In the Mexican version, sentence 0 has the vector of sentence 1. As a query, sentence 0 finds
+  # sentence 1 (1 error of 8). As candidates, neither sentence is found (2 errors of 8).
   expected = np.zeros([4, 4])
   expected[1], expected[:, 1] = 12.5, 25
   expected[1, 1] = 0
   np.testing.assert_allclose(result["arrays"]["error"], expected)
-  assert found["summary"] == pytest.approx(
+  assert scored["summary"] == pytest.approx(
     {
       f"{name} (incomplete)": value
       for name, value in {
@@ -60,61 +60,61 @@ def test_ntrex_gives_errors_of_all_ordered_pairs(tmp_path):
         "lowest error": 0,
         "highest error": 25,
         "error within a language": (12.5 + 25) / 2,
-        # The two Spanish versions find English and German with 0 and 12.5 % errors, and are found
-        # by them with 0 and 25 %.
+        # With English or German, the two Spanish versions have errors of 0% and 12.5% as queries,
+        # 0% and 25% as candidates.
         "spread over versions": (12.5 + 25) / 2,
         "largest spread over versions": 25,
         "error within families": (12.5 + 25) / 4,
         "error between families": 2 * (12.5 + 25) / 8,
-      }.items()  # No branches: only West Germanic and Romance
+      }.items()  # Branches are omitted: each family has only one.
     }
   )
-  assert "French" in found["missing"]
-  assert not {"English", "German", "Spanish"} & set(found["missing"])
+  assert "French" in scored["missing"]
+  assert not {"English", "German", "Spanish"} & set(scored["missing"])
 
 
-def test_ted_talks_are_searched_where_every_language_has_a_text(tmp_path):
+def test_ted_talks_are_rows_with_a_usable_text_in_every_language(tmp_path):
   codes = [*agnosticism.TED_CODES[:-1], "zh-cn"]
   rows = [[f"{code} {number}" for code in codes] for number in range(SENTENCES)]
   rows[1][2] = "_ _ NULL _ _"
   rows[2][0] = "__NULL__"
   rows[3][5] = " ".join(51 * ["mot"])
-  rows[4][3] = rows[0][3]  # repeated
+  rows[4][3] = rows[0][3]
   header = ["talk_name", "az", *codes]
   lines = ["\t".join(header), *("\t".join(["talk", "__NULL__", *row]) for row in rows)]
   lines.append("a line\twith other fields")
   line_files.write_lines(tmp_path / "ted" / "all_talks_train.tsv", lines)
   (task,) = agnosticism.read_ted(tmp_path)
-  assert [side.language for side in task.sides] == [*codes[:-1], "zh"]
-  for code, side in zip(codes, task.sides, strict=True):
-    assert side.texts == [f"{code} {number}" for number in (0, 5, 6, 7)]
-  found = benchmark_trees.run_benchmark(agnosticism.TED, Concepts(), tmp_path)
-  (result,) = suite.collect_results(found)
+  assert [x.language for x in task.text_sets] == [*codes[:-1], "zh"]
+  for code, text_set in zip(codes, task.text_sets, strict=True):
+    assert text_set.texts == [f"{code} {number}" for number in (0, 5, 6, 7)]
+  scored = benchmark_trees.run_benchmark(agnosticism.TED, Concepts(), tmp_path)
+  (result,) = suite.collect_results(scored)
   names = {x.of for x in papers.load() if x.benchmark == "agnosticism_ted"}
   assert names == {pair.name for pair in agnosticism.pair_errors(result)}
 
 
-def test_translations_are_followed_along_their_paths(tmp_path):
+def test_translations_have_errors_and_distances_along_their_paths(tmp_path):
   folder = tmp_path / "translations"
   line_files.write_lines(folder / "talk.eng.txt", sentences("en"))
   line_files.write_lines(folder / "talk.eng+deu.a.txt", sentences("de"))
   line_files.write_lines(folder / "talk.eng+deu.a+zho.txt", sentences("zh"))
   line_files.write_lines(folder / "alice.pol.a.txt", sentences("pl"))
   line_files.write_lines(folder / "alice.pol.b.txt.gz", sentences("Pl"))
-  found = benchmark_trees.run_benchmark(agnosticism.TRANSLATIONS, Concepts(), tmp_path)
-  results = {result.name: result for result in suite.collect_results(found)}
+  scored = benchmark_trees.run_benchmark(agnosticism.TRANSLATIONS, Concepts(), tmp_path)
+  results = {result.name: result for result in suite.collect_results(scored)}
   pairs = {x.name: x for text in ("alice", "talk") for x in agnosticism.pair_errors(results[text])}
   assert pairs["alice pol_a->pol_b"].metrics == {"error": 25}
   assert pairs["alice pol_b->pol_a"].metrics == {"error": 12.5}
   assert pairs["talk eng->eng+deu_a+zho"].languages == ("eng", "zho")
-  assert found["summary"]["error, mean of texts"] == pytest.approx((12.5 + 25) / 2 / 2)
-  assert found["summary"]["alice: error within a language"] == pytest.approx((12.5 + 25) / 2)
-  assert found["missing"] == []
+  assert scored["summary"]["error, mean of texts"] == pytest.approx((12.5 + 25) / 2 / 2)
+  assert scored["summary"]["alice: error within a language"] == pytest.approx((12.5 + 25) / 2)
+  assert scored["missing"] == []
 
   def distance(first: str, second: str) -> float:
-    sides = [Concepts().encode(sentences(language)) for language in (first, second)]
-    sides = [side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides]
-    return 100 * float(np.mean([np.linalg.norm(x - y) for x, y in zip(*sides, strict=True)]))
+    vectors = [Concepts().encode(sentences(language)) for language in (first, second)]
+    vectors = [x / np.linalg.norm(x, axis=1, keepdims=True) for x in vectors]
+    return 100 * float(np.mean([np.linalg.norm(x - y) for x, y in zip(*vectors, strict=True)]))
 
   path = results["talk path eng+deu_a+zho"]
   assert path.languages == ("eng", "deu", "zho")
@@ -134,7 +134,7 @@ def test_translations_are_followed_along_their_paths(tmp_path):
 
 def test_error_matrix_equals_loops_over_single_vectors():
   rng = np.random.default_rng(0)
-  # At a width of 4, cosines of +-1 are exact, and many are tied.
+  # Vectors of +-1 with 4 dimensions have exact cosines with many ties.
   first, second = (rng.choice([-1.0, 1.0], [12, 4]) for _ in range(2))
   third = np.where(rng.uniform(size=[12, 1]) < 0.5, first, second)
   vectors = [first, 0.1 * second, 30 * third]
@@ -151,7 +151,7 @@ def test_error_matrix_equals_loops_over_single_vectors():
 
 def test_similar_languages_are_neighbors_in_the_tree():
   error_LL = np.array([[0, 1, 2, 9], [1, 0, 6, 5], [6, 6, 0, 7], [9, 5, 7, 0.0]])
-  # Of both directions: 0 and 2 have 4. Means of the pairs: (4 + 6) / 2 and (9 + 5 + 7) / 3.
+  # Distances: 0-1 has 1; cluster 0-1 and 2 have (4 + 6) / 2; that cluster and 3 (9 + 5 + 7) / 3.
   tree_M4 = agnosticism.language_tree(error_LL)
   np.testing.assert_array_equal(tree_M4[:, 2], [1, 5, 7])
   assert {*tree_M4[0, :2]} == {0, 1}

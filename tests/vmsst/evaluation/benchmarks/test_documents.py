@@ -17,19 +17,19 @@ from vmsst.evaluation.metrics import classification
     ("One!!! Two?! Three", 3), ("今天好。明天呢？「好！」她说。", 4), ("هل هذا؟ نعم. لا۔ہاں", 4),
     ("नमस्ते। कैसे", 2), ("first line\n\n second line \n", 2), ("Straße. é una frase", 1),
     ("  spare \t space. Here  ", 2), ("", 1), (" \n ", 1),
-    ("!" * 100_000 + " " * 100_000, 1),  # in linear time
+    ("!" * 100_000 + " " * 100_000, 1),  # Must take linear time.
   ],
 )  # fmt: skip
 def test_documents_are_split_into_sentences(text, expected):
   sentences = documents.sentences(text)
   assert len(sentences) == expected, sentences
-  assert "".join("".join(sentences).split()) == "".join(text.split())  # nothing is lost
+  assert "".join("".join(sentences).split()) == "".join(text.split())  # No character is lost.
   assert all(x == x.strip() for x in sentences)
   assert expected == 1 or all(sentences)
 
 
 def train_sizes(sizes, splits, tests, *, num_classes):
-  """Replaces the training, which takes seconds to compile: the largest axis is the class."""
+  """Replaces the training, because it takes seconds to compile. The largest axis is the class."""
 
   def right(data):
     return np.mean(data.vectors_ND.argmax(axis=1) == data.label_N)
@@ -43,15 +43,15 @@ def encode(text):
   return [2 * (text[0] == x) for x in "CEGM"]
 
 
-def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
+def test_mldoc_has_results_from_english_and_into_english(tmp_path, monkeypatch):
   sizes = {}
   monkeypatch.setattr(classification, "transfer_accuracies", functools.partial(train_sizes, sizes))
   for name, classes in (("english", "CEGM"), ("german", "CEMG")):
-    for part, texts in (("train.1000", 2 * "CEGM"), ("dev", "CEGM"), ("test", classes)):
+    for suffix, texts in (("train.1000", 2 * "CEGM"), ("dev", "CEGM"), ("test", classes)):
       rows = [
         (f"{label}CAT", f"Word. {text}.") for label, text in zip(2 * "CEGM", texts, strict=False)
       ]
-      line_files.write_tsv(tmp_path / "mldoc" / name / f"{name}.{part}", rows)
+      line_files.write_tsv(tmp_path / "mldoc" / name / f"{name}.{suffix}", rows)
   scored = benchmark_trees.run_benchmark(
     documents.MLDOC, fake_encoders.FakeEncoder(encode), tmp_path
   )
@@ -68,7 +68,7 @@ def test_mldoc_goes_from_english_and_into_it(tmp_path, monkeypatch):
   assert len(scored["missing"]) == 12
 
 
-def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
+def test_mldoc_texts_in_python_bytes_literals_are_decoded(tmp_path):
   path = tmp_path / "x.dev"
   text = "Börse: it's\tup"
   line_files.write_text(path, f"CCAT\t{text.encode()!r}\nGCAT\tplain\ttext\nMCAT\tb'\n")
@@ -76,14 +76,14 @@ def test_mldoc_written_as_python_prints_bytes_is_decoded(tmp_path):
   assert [*documents.mldoc_rows(path)] == rows
 
 
-def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path, monkeypatch):
+def test_cls_selects_epochs_by_the_test_set(tmp_path, monkeypatch):
   sizes = {}
   monkeypatch.setattr(classification, "transfer_accuracies", functools.partial(train_sizes, sizes))
   item = "<item><rating>{}</rating><summary>{} &amp; é</summary><text>{}.\nMore</text></item>"
   for code in ("en", "jp"):
-    for part, stars in {"train": ("5.0", "1.0", " 4.0\n", "2"), "test": "51"}.items():
+    for split, stars in {"train": ("5.0", "1.0", " 4.0\n", "2"), "test": "51"}.items():
       reviews = [item.format(x, "EC"[float(x) < 3], "CE"[float(x) > 3]) for x in stars]
-      path = tmp_path / "cls-acl10-unprocessed" / code / "dvd" / f"{part}.review.gz"
+      path = tmp_path / "cls-acl10-unprocessed" / code / "dvd" / f"{split}.review.gz"
       head = '<?xml version="1.0" encoding="UTF-8"?>\n'
       line_files.write_text(path, f"{head}<items>{''.join(reviews)}</items>")
   rows = [("positive", "E & é\nE.\nMore"), ("negative", "C & é\nC.\nMore")]
@@ -97,7 +97,7 @@ def test_cls_takes_each_domain_and_chooses_epochs_by_the_test_set(tmp_path, monk
   assert len(scored["missing"]) == 16
 
 
-def test_sib200_goes_from_english_into_all_languages(tmp_path, monkeypatch):
+def test_sib200_has_results_from_english_into_all_languages(tmp_path, monkeypatch):
   sizes = {}
   monkeypatch.setattr(classification, "transfer_accuracies", functools.partial(train_sizes, sizes))
   for code, classes in {"deu_Latn": "CE", "eng_Latn": "CE", "jav_Latn": "EC"}.items():
@@ -114,6 +114,6 @@ def test_sib200_goes_from_english_into_all_languages(tmp_path, monkeypatch):
   }
   assert scored["summary"] == {"accuracy (incomplete)": 50, "English": 100}
   task = documents.transfer_task("sib200", documents.sib200(tmp_path / "sib200"), into_english=True)
-  names = [x.name for x in task.score(*(np.array([*map(encode, x.texts)]) for x in task.sides))]
+  names = [x.name for x in task.score(*(np.array([*map(encode, x.texts)]) for x in task.text_sets))]
   assert names[3:] == ["deu_Latn->eng_Latn", "jav_Latn->eng_Latn"]
   assert sizes == dict.fromkeys(expected, 4)

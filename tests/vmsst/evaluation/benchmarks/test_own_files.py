@@ -24,9 +24,9 @@ def test_texts_with_a_label_of_0_are_searched_but_not_relevant(tmp_path, name, l
   (benchmark,) = own_files.benchmarks(retrieval=[str(tmp_path / name)])
   (task,) = benchmark.read(None)
   vectors = {"a": (1.0, 0.0), "b": (0.0, 1.0), "c": (-1.0, 0.0)}
-  queries_and_texts = (np.array([vectors[x] for x in side.texts]) for side in task.sides)
+  queries_and_texts = (np.array([vectors[y] for y in x.texts]) for x in task.text_sets)
   (result,) = task.score(*queries_and_texts)
-  assert result.metrics["accuracy"] == 50  # a finds a, which is not relevant
+  assert result.metrics["accuracy"] == 50  # The query a finds the text a, but it is not relevant.
   assert result.metrics["MRR@10"] == 75
 
 
@@ -34,7 +34,7 @@ def test_texts_with_a_label_of_0_are_searched_but_not_relevant(tmp_path, name, l
   ("lines", "message"),
   [
     (["a\ta\t0", "b\tb\t0"], "no text has a label above 0"),
-    (["a\ta\tgood"], ":1: 'good' is not a score: give a number"),
+    (["a\ta\tgood"], ":1: 'good' is not a score; give a number"),
   ],
 )
 def test_labels_that_cannot_be_used_are_named(tmp_path, lines, message):

@@ -13,7 +13,7 @@ from vmsst.evaluation.benchmarks import questions
 
 
 def signs(text, width):
-  """Returns a vector of signs: cosines are exact, and ties are frequent."""
+  """Returns a vector of signs, with exact cosines and frequent ties."""
   digest = hashlib.sha256(text.encode()).digest()
   return [1 - 2 * (byte & 1) for byte in digest[:width]]
 
@@ -23,7 +23,7 @@ def sign_encoder(width=16):
 
 
 def write_records(path, records):
-  line_files.write_lines(path, (json.dumps(each, ensure_ascii=False) for each in records))
+  line_files.write_lines(path, (json.dumps(x, ensure_ascii=False) for x in records))
 
 
 def write_all(root, count=50):
@@ -39,7 +39,7 @@ def write_all(root, count=50):
     records.append({"queries": queries, "answers": {"en": answers, "de": [{"text": "x"}]}})
   write_records(root / "mkqa" / "mkqa.jsonl.gz", records)
   base = [(f"paq {i}", [str(i % 5), f"alias {i % 7}"][: 1 + i % 2]) for i in range(count)]
-  # An answer is a list or, if there is one, a text.
+  # The field "answer" is a string if a question has only one answer.
   records = [{"question": x, "answer": y if len(y) > 1 else y[0]} for x, y in base]
   write_records(root / "paq" / "a.jsonl.gz", records[: count // 3])
   write_records(root / "paq" / "b.jsonl", records[count // 3 :])
@@ -47,13 +47,13 @@ def write_all(root, count=50):
 
 
 def loops(encoder, queries, base):
-  """Returns the share of queries whose nearest question has a right answer, one at a time."""
+  """Returns the accuracy of nearest questions, computed with one query at a time."""
   vectors = encoder.encode([question for question, _ in base])
   right = 0
   for query, gold in queries:
     scores = [float(v @ encoder.encode([query])[0]) for v in vectors]
-    found = base[scores.index(max(scores))][1]
-    right += any(answer in gold for answer in found)
+    answers = base[scores.index(max(scores))][1]
+    right += any(answer in gold for answer in answers)
   return 100 * right / len(queries)
 
 
@@ -63,18 +63,18 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   encoder = sign_encoder()
   (task,) = questions.QUESTIONS.read(tmp_path)
   results = task.results(embedder.Embedder(encoder), [None])[None]
-  # Each set once, then 16 and 34 questions of two files, at most seven at a time.
+  # Four query sets, then the 16 and 34 questions of two files, at most seven at a time.
   assert encoder.sizes == [20, 11, 11, 11, 7, 7, 2, 7, 7, 7, 7, 6]
-  kept = [i for i in range(12) if i != 3]
+  answerable = [i for i in range(12) if i != 3]
   expected = {"nq": loops(encoder, [(f"nq {i}", {str(i % 5)}) for i in range(20)], base)}
   for code in ("en", "de", "zh_tw"):
-    queries = [(f"{code} {i}", {str(i % 3), f"alias {i % 5}"}) for i in kept]
+    queries = [(f"{code} {i}", {str(i % 3), f"alias {i % 5}"}) for i in answerable]
     expected[f"mkqa {code}"] = loops(encoder, queries, base)
   assert {x.name: x.metrics["accuracy"] for x in results} == pytest.approx(expected)
   assert len(set(expected.values())) > 1
   german = {languages.language("de")}
   summary = questions.QUESTIONS.summarize(results, suite.seen_test(german))
-  mean = (expected["mkqa en"] + expected["mkqa de"]) / 2  # Table 12 has no zh_tw
+  mean = (expected["mkqa en"] + expected["mkqa de"]) / 2  # Table 12 does not include zh_tw.
   assert summary == pytest.approx(
     {
       "nq": expected["nq"],
@@ -86,32 +86,32 @@ def test_the_nearest_question_of_the_knowledge_base_gives_the_answer(tmp_path, m
   assert len(questions.QUESTIONS.gaps(results)) == 22
 
 
-def test_a_sample_of_the_whole_knowledge_base_has_the_numbers_of_the_full_search(tmp_path):
+def test_a_sample_of_all_questions_has_the_results_of_the_full_search(tmp_path):
   base = write_all(tmp_path)
   encoder = sign_encoder()
   (sampled,) = questions.sample_benchmark(len(base)).read(tmp_path)
-  assert list(sampled.sides[0].texts) == [question for question, _ in base]
-  found = sampled.score(*(encoder.encode(side.texts) for side in sampled.sides))
+  assert list(sampled.text_sets[0].texts) == [question for question, _ in base]
+  results = sampled.score(*(encoder.encode(x.texts) for x in sampled.text_sets))
   (full,) = questions.QUESTIONS.read(tmp_path)
-  assert found == full.results(embedder.Embedder(encoder), [None])[None]
-  summary = questions.sample_benchmark(9).summarize(found, None)
+  assert results == full.results(embedder.Embedder(encoder), [None])[None]
+  summary = questions.sample_benchmark(9).summarize(results, None)
   assert [*summary] == ["nq (sample of PAQ)", "mkqa (sample of PAQ) (incomplete)"]
 
 
-def test_a_sample_has_random_questions_and_the_right_ones_most_like_each_query(tmp_path):
+def test_a_sample_has_random_questions_and_right_ones_similar_to_the_queries(tmp_path):
   words = ["who", "what", "won", "wrote", "the", "a", "big", "old", "red", "cup", "book", "film"]
   rng = random.Random(1)
   base = [(" ".join(rng.choices(words, k=4)), [f"The {i % 9}", "x"]) for i in range(400)]
   records = [{"question": x, "answer": y} for x, y in base]
-  whole, *parts = (tmp_path / name for name in ("base.jsonl", "1.jsonl", "2.jsonl.gz"))
-  for path, some in ((whole, records), (parts[0], records[:123]), (parts[1], records[123:])):
-    write_records(path, some)
+  single, *split = (tmp_path / name for name in ("base.jsonl", "1.jsonl", "2.jsonl.gz"))
+  for path, rows in ((single, records), (split[0], records[:123]), (split[1], records[123:])):
+    write_records(path, rows)
   queries = [("who won the old cup", frozenset(["3"])), ("What?", frozenset(["4", "7", "none"]))]
 
   def sample(queries, paths):
     return [(x.question, x.answers) for x in questions.knowledge_sample(queries, paths, 5)]
 
-  random_rows = sample([], [whole])
+  random_rows = sample([], [single])
   assert len(random_rows) == 5
   assert random_rows == [pair for pair in base if pair in random_rows]
 
@@ -119,17 +119,17 @@ def test_a_sample_has_random_questions_and_the_right_ones_most_like_each_query(t
     one, two = ({*x.lower().replace("?", "").split()} - {"a", "the"} for x in (text, base[row][0]))
     return len(one & two) / len(one | two)
 
-  chosen = [base.index(pair) for pair in random_rows]
+  selected = [base.index(pair) for pair in random_rows]
   for text, gold in queries:
     right = [row for row in range(len(base)) if str(row % 9) in gold]
-    chosen += sorted(right, key=lambda row: (-similarity(text, row), row))[:10]
-  expected = [base[row] for row in sorted({*chosen})]
+    selected += sorted(right, key=lambda row: (-similarity(text, row), row))[:10]
+  expected = [base[row] for row in sorted({*selected})]
   assert len(expected) > 20
-  assert sample(queries, [whole]) == expected
-  assert sample(queries, parts) == expected
+  assert sample(queries, [single]) == expected
+  assert sample(queries, split) == expected
 
 
-def test_mkqa_small_asks_for_the_question_itself(tmp_path):
+def test_mkqa_small_retrieves_the_english_question(tmp_path):
   write_records(tmp_path / "nq" / "nq-open.dev.jsonl.gz", [{"question": "other", "answer": ["x"]}])
   path = tmp_path / "mkqa" / "mkqa.wide.tsv"
   path.parent.mkdir()
@@ -145,6 +145,6 @@ def test_mkqa_small_asks_for_the_question_itself(tmp_path):
     "accuracy (incomplete)": 75.0,
     "accuracy seen (incomplete)": 100.0,
     "accuracy unseen (incomplete)": 50.0,
-    **{f"R@10{part} (incomplete)": 100.0 for part in ("", " seen", " unseen")},
+    **{f"R@10{suffix} (incomplete)": 100.0 for suffix in ("", " seen", " unseen")},
   }
   assert "tr" in questions.MKQA_SMALL.gaps(results)

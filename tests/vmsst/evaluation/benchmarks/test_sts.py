@@ -8,7 +8,7 @@ from scipy import stats
 from vmsst import languages
 from vmsst.evaluation.benchmarks import sts
 
-OFFICIAL = {  # Names as in the archives.
+OFFICIAL = {  # Names in the archives.
   "2012": "MSRpar MSRvid SMTeuroparl surprise.OnWN surprise.SMTnews",
   "2013": "FNWN headlines OnWN SMT",
   "2014": "deft-forum deft-news headlines images OnWN tweet-news",
@@ -19,7 +19,7 @@ ENCODER = fake_encoders.FakeEncoder(fake_encoders.angle_vector)
 
 
 def pairs(name, count, rng):
-  """Returns sentences that end with angles, their cosines, and scores."""
+  """Returns pairs of sentences with an angle as their last word, cosines, and scores."""
   angle_N = np.round(rng.uniform(0.3, 2.8, count), 6)
   rows = [(f"{name} first 0", f"{name} second {angle}") for angle in angle_N]
   return rows, np.cos(angle_N), np.round(rng.uniform(0, 5, count), 2)
@@ -32,7 +32,7 @@ def both(cosine_N, score_N):
   }
 
 
-def test_archives_give_the_averages_of_plain_loops(tmp_path):
+def test_averages_of_the_archives_equal_plain_loops(tmp_path):
   rng = np.random.default_rng(0)
   sets = {}
   for year, names in OFFICIAL.items():
@@ -47,33 +47,34 @@ def test_archives_give_the_averages_of_plain_loops(tmp_path):
   assert {year: tuple(n for y, n in sets if y == year) for year in sts.SETS} == sts.SETS
   scored = benchmark_trees.run_benchmark(sts.STS, ENCODER, tmp_path)
   assert scored["missing"] == []
-  by_name = {each["name"]: each["metrics"] for each in scored["results"]}
+  by_name = {x["name"]: x["metrics"] for x in scored["results"]}
   for (year, name), arrays in sets.items():
     assert by_name[f"STS{year[2:]}.{name}"] == both(*arrays)
   expected = {}
   for year in sts.SETS:
     r = [stats.pearsonr(*arrays).statistic for (y, _), arrays in sets.items() if y == year]
     expected[f"pearson {year}"] = 100 * np.mean(r)
-    parts = [arrays for (y, name), arrays in sets.items() if y == year and name != "SMT"]
-    together = map(np.concatenate, zip(*parts, strict=True))
-    expected[f"spearman {year}"] = 100 * stats.spearmanr(*together).statistic
+    selected = [arrays for (y, name), arrays in sets.items() if y == year and name != "SMT"]
+    year_arrays = map(np.concatenate, zip(*selected, strict=True))
+    expected[f"spearman {year}"] = 100 * stats.spearmanr(*year_arrays).statistic
   for metric in sts.METRICS:
     expected[metric] = np.mean([expected[f"{metric} {year}"] for year in sts.SETS])
   assert scored["summary"] == pytest.approx(expected, abs=1e-2)
   (tmp_path / "sts/2013/STS.input.SMT.txt").unlink()
   scored = benchmark_trees.run_benchmark(sts.STS, ENCODER, tmp_path)
   assert scored["missing"] == ["STS13.SMT"]
-  lacking = {"pearson", "pearson 2013"}
-  assert scored["summary"].keys() == {f"{x} (incomplete)" if x in lacking else x for x in expected}
+  incomplete = {"pearson", "pearson 2013"}
+  names = {f"{x} (incomplete)" if x in incomplete else x for x in expected}
+  assert scored["summary"].keys() == names
 
 
 def test_correlations_equal_scipy_with_ties_and_rounding_errors():
   rng = np.random.default_rng(0)
   first, second = rng.normal(size=[40, 6]), rng.normal(size=[40, 6])
   second[::2] += 2 * first[::2]
-  second[3], first[3] = second[5], first[5]  # two equal cosines
+  second[3], first[3] = second[5], first[5]  # Two pairs have equal cosines.
   first[7] = 0
-  scores = rng.integers(0, 6, 40)  # many equal scores
+  scores = rng.integers(0, 6, 40)  # Many scores are equal.
   norms = [np.sqrt((x @ x) * (y @ y)) or 1 for x, y in zip(first, second, strict=True)]
   expected = [x @ y / norm for x, y, norm in zip(first, second, norms, strict=True)]
   expected[3] = expected[5]
@@ -99,7 +100,8 @@ def test_splits_and_languages_are_averaged_apart(tmp_path):
   lines, expected = {}, {}
   for name, count in zip(names, (1379, 3, 1379, 5, 4), strict=True):
     code, split = name.split(".")
-    first_column = "main-news" if code == "eng" else split  # The genre.
+    # Published English files have the genre in the column of the split.
+    first_column = "main-news" if code == "eng" else split
     rows, cosine_N, score_N = pairs(code, count, rng)
     lines.setdefault(code, []).extend(
       (first_column, "file", 2012, 1, score, *row) for score, row in zip(score_N, rows, strict=True)
@@ -110,10 +112,10 @@ def test_splits_and_languages_are_averaged_apart(tmp_path):
   scored = benchmark_trees.run_benchmark(
     sts.STSB, ENCODER, tmp_path, seen=[languages.language("de")]
   )
-  by_name = {each["name"].split(" ")[0]: each["metrics"] for each in scored["results"]}
+  by_name = {x["name"].split(" ")[0]: x["metrics"] for x in scored["results"]}
   del expected["de.train"]
   assert by_name == expected
-  assert "de.dev (5 of 1500 pairs)" in {each["name"] for each in scored["results"]}
+  assert "de.dev (5 of 1500 pairs)" in {x["name"] for x in scored["results"]}
   english, german = by_name["eng.test"], by_name["de.test"]
   dev = [by_name[name]["spearman"] for name in ("de.dev", "ko.dev")]
   summary = {
@@ -131,20 +133,20 @@ def test_splits_and_languages_are_averaged_apart(tmp_path):
 TRACKS = ("1.ar-ar", "2.ar-en", "3.es-es", "4a.es-en", "4b.es-en", "5.en-en", "6.tr-en")
 
 
-def test_averages_of_tracks_are_as_in_the_paper_and_encoders_get_languages(tmp_path):
+def test_averages_of_tracks_follow_the_paper_and_encoders_get_languages(tmp_path):
   rng = np.random.default_rng(0)
   folder = tmp_path / "xlsts"
-  value = {}
+  expected = {}
   for track in TRACKS:
     rows, cosine_N, score_N = pairs(track, 5, rng)
     rows += [("not", "scored")] * (5 if track == "6.tr-en" else 0)
     line_files.write_tsv(folder / f"STS.input.track{track}.txt", [(*row, "note") for row in rows])
     line_files.write_lines(folder / f"STS.gs.track{track}.txt", score_N)
-    value[f"track{track}"] = both(cosine_N, score_N)
+    expected[f"track{track}"] = both(cosine_N, score_N)
   encoder = fake_encoders.PolyglotEncoder(fake_encoders.angle_vector)
   scored = benchmark_trees.run_benchmark(sts.XLSTS, encoder, tmp_path)
-  by_name = {each["name"]: each["metrics"] for each in scored["results"]}
-  assert by_name == value
+  by_name = {x["name"]: x["metrics"] for x in scored["results"]}
+  assert by_name == expected
   groups = {" same language": ("1.ar-ar", "3.es-es")}
   groups[" different languages"] = ("2.ar-en", "4a.es-en", "6.tr-en")
   groups[""] = (*groups[" same language"], *groups[" different languages"])
@@ -156,7 +158,7 @@ def test_averages_of_tracks_are_as_in_the_paper_and_encoders_get_languages(tmp_p
     }
   )
   code = {tuple(text.split()[:2]): code for text, code in encoder.languages.items()}
-  # English comes first in these files, but for track 4a.
+  # The files have English first, except in track 4a.
   for track, languages_of_track in (
     ("2.ar-en", ("en", "ar")),
     ("4b.es-en", ("en", "es")),

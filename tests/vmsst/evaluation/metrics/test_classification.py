@@ -17,7 +17,7 @@ def test_accuracies_equal_scikit_learn():
   neural_network = pytest.importorskip("sklearn.neural_network")
   exceptions = pytest.importorskip("sklearn.exceptions")
   rng = np.random.default_rng(0)
-  # Overlapping classes on two axes of four, which are swapped in the second language.
+  # The classes overlap. They differ in two of four axes, and these are swapped in language b.
   center = np.array([[2.0, 0, 0, 0], [0, 2, 0, 0], [0, 0, 0, 0]])
   data = {}
   for count in (60, 48, 600):
@@ -48,10 +48,10 @@ def test_accuracies_equal_scikit_learn():
 
 
 def test_the_best_epoch_on_the_dev_set_counts():
-  # Training teaches the reverse of the dev set: its first epochs are its best.
+  # With reversed labels in the dev set, the first epochs have the best dev accuracy.
   rng = np.random.default_rng(1)
   train = clusters(rng, 240, classes=2)
-  turned = classification.LabeledVectors(train.vectors_ND, 1 - train.label_N)
+  reversed_dev = classification.LabeledVectors(train.vectors_ND, 1 - train.label_N)
   config = classification.MlpConfig(hidden=(8,), learning_rate=3e-4, epochs=60, dropout_rate=0.0)
   by_dev = {
     name: classification.transfer_accuracies(
@@ -61,14 +61,14 @@ def test_the_best_epoch_on_the_dev_set_counts():
       seeds=range(6),
       config=config,
     )[""]["test"]
-    for name, dev in {"same": train, "turned": turned}.items()
+    for name, dev in {"same": train, "reversed": reversed_dev}.items()
   }
   assert by_dev["same"].min() > 0.95
-  assert by_dev["turned"].mean() < 0.6
+  assert by_dev["reversed"].mean() < 0.6
 
 
 def test_too_few_vectors_for_a_batch_are_an_error():
   rng = np.random.default_rng(2)
-  few, data = clusters(rng, 5), clusters(rng, 40)
+  train, dev = clusters(rng, 5), clusters(rng, 40)
   with pytest.raises(errors.InputError, match="en: 5 training vectors do not fill a batch of 12"):
-    classification.transfer_accuracies({"en": classification.Split(few, data)}, {}, num_classes=4)
+    classification.transfer_accuracies({"en": classification.Split(train, dev)}, {}, num_classes=4)
