@@ -190,7 +190,7 @@ def search_lines(
       def rescored(index=index, results=results):
         results[True] = index.nearest(query_ND, 4).index_NK
 
-      def plain(index=index, results=results):
+      def unrescored(index=index, results=results):
         results[False] = index.candidates(query_ND, 4)
 
       for run, is_rescored in ((rescored, True), (unrescored, False)):
