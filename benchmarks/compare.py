@@ -20,7 +20,6 @@ teacher itself. The teacher also mines hard negatives for the rows that need the
 
 import argparse
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -549,10 +548,8 @@ def compare(options: argparse.Namespace) -> None:
   required = comparison_tasks.benchmarks_of(
     comparison_tasks.SUITES[comparison.suite], lambda x: True
   )
-  root, checksum = pathlib.Path(data_root), functools.cache(input_files.sha256)
-  inputs = {
-    "evaluation data": ", ".join(benchmark.files.digest(root, checksum) for benchmark in required)
-  }
+  root = pathlib.Path(data_root)
+  inputs = {"evaluation data": ", ".join(x.files.digest(root) for x in required)}
   if comparison.from_teacher:
     jax.config.update("jax_platforms", "cpu")  # Leave the accelerator to the subprocesses.
     inputs["teacher"] = vmsst.load(teacher).digest
