@@ -1,4 +1,4 @@
-"""Runs encoders on MTEB, as for `vmsst eval --mteb` (`pip install 'vmsst[mteb]'`)."""
+"""Runs encoders on MTEB, for example for `vmsst eval --mteb` (`pip install 'vmsst[mteb]'`)."""
 
 import functools
 import os

@@ -49,7 +49,7 @@ def held_out_texts(
   """Yields the texts to exclude from training data, each with the name of its benchmark.
 
   Benchmarks without files are skipped. The queries of `questions` are yielded even if the knowledge
-  base is missing. Training splits, such as in SIB-200 and MLDoc, are not yielded. Documents are
+  base is missing. Training splits, which SIB-200 and MLDoc have, are not yielded. Documents are
   yielded sentence by sentence. The same text may be yielded several times.
 
   Args:
