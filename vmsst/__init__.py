@@ -9,14 +9,14 @@ neighbors or negatives, `L` languages or labels, `R` rows, or source and target,
 heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X` or `Y`, or gives a
 different meaning to one of the letters above, defines the letter in its docstring.
 
-Importing this package is fast, because each name below is imported when it is first used, and only
+Importing this package is fast, because each public name is imported when it is first used. Only
 training imports TensorFlow and seqio.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
+if TYPE_CHECKING:  # Editors and type checkers read these lines; a test compares them with _PUBLIC.
   from vmsst.data.retrieval_sets import RetrievalSet
   from vmsst.data.sample import load_sample
   from vmsst.data.training_sets import TrainingSet

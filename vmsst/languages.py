@@ -1,35 +1,32 @@
-"""The language table: the row of each language in embedding tables, and its codes in corpora.
+"""The table of languages: codes in corpora, and rows in language embedding tables.
 
-Corpora and benchmarks name the same language differently: Persian is fa in OPUS, pes in Tatoeba,
-fas in NTREX and pes_Arab in FLORES-200. `language` accepts all of these codes, in upper or lower
-case and with '-' or '_', and returns the same `Language` for all of them. Its `index` is the row in
-a language embedding table.
+Corpora and benchmarks use different codes for the same language: Persian is fa in OPUS, pes in
+Tatoeba, fas in NTREX and pes_Arab in FLORES-200. `language` accepts all these codes, in upper or
+lower case and with '-' or '_', and returns one `Language`. Its `index` is the row in a language
+embedding table.
 
 Definition of a language:
 
-* A language has one script. If a code standard distinguishes scripts, each script is a separate
-  language (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script refers to the
-  first of these languages in the table, even if a corpus mixes scripts: zh, zho and cmn are
-  simplified Chinese, sr and srp are Serbian in Cyrillic.
+* A language has one script. If a code set distinguishes scripts, each script is a separate language
+  (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script means the first of these
+  languages in the table, even if a corpus mixes scripts: zh, zho and cmn are simplified Chinese, sr
+  and srp are Serbian in Cyrillic.
 * A region does not change the language: pt_BR is Portuguese, en-GB is English. Two exceptions: a
   Chinese region selects the script (zh_TW and zh_HK are traditional), and fa_AF is Dari.
-* A macrolanguage code refers to the member language for which corpora use the code: ara is Standard
-  Arabic (arb), fas is Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob).
-  Serbo-Croatian (sh) and Berber (ber) have no such member, so each is a language of its own in the
-  table.
-* Two codes are two languages if a corpus uses both, even if ISO 639-3 has merged them since (dtp
-  and kzj, apc and ajp). Filipino (fil) is treated as Tagalog, because no supported corpus uses
-  both.
+* A macrolanguage code means the language that corpora use it for: ara is Standard Arabic (arb), fas
+  is Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob). Serbo-Croatian (sh)
+  and Berber (ber) have no such language and are separate languages.
+* Two codes are two languages if a corpus uses both, even if ISO 639-3 has merged them (dtp and kzj,
+  apc and ajp). Filipino (fil) is Tagalog, because no supported corpus uses both.
 
-`family` is a group of obviously related languages, about the size of a WALS genus, with a common
-ancestor some 2,000 to 4,000 years ago (Germanic and Slavic rather than Indo-European; Turkic and
-Dravidian are entire families of this age). Three exceptions simplify the comparison of clusterings:
-Latin counts as Romance, all creoles are "Creole", and planned languages are "Constructed". `branch`
-divides the Slavic, Germanic and Celtic languages further, because their branches are undisputed and
-papers compare them.
+`family` is a group of obviously related languages, about as large as a genus in WALS and 2,000 to
+4,000 years old. Germanic and Slavic are two families in this sense, and Turkic and Dravidian are
+one family each. Three exceptions make clusterings comparable: Latin counts as Romance, all creoles
+are "Creole", and planned languages are "Constructed". `branch` divides the Slavic, Germanic and
+Celtic languages, because their branches are undisputed and papers compare them.
 
-The table is `languages.tsv`. Append new languages with the next index, because checkpoints store
-embeddings by index. If a code covers several scripts, list its default script first.
+The table is in `languages.tsv`. Append a new language with the next index, because checkpoints
+store embeddings by index. If a code has several scripts, its default script comes first.
 """
 
 import csv
@@ -49,21 +46,19 @@ class Language:
   """A written language and its codes.
 
   Attributes:
-    index: Row in language embedding tables, starting at 1; row 0 stands for an unknown language. An
-      index is never reused.
-    name: English name, unique.
-    iso639_3: Three-letter code, shared by the scripts of a language. Three of these codes are not
-      in ISO 639-3 today: ber (a collective code of ISO 639-2), ajp and kzj (both retired).
+    index: Row in language embedding tables, from 1; never reused. Row 0 is for unknown languages.
+    name: Unique English name.
+    iso639_3: Three-letter code. Languages that differ only in their script share it. Three codes
+      are not in ISO 639-3 today: ber (a collective code of ISO 639-2), ajp and kzj (both retired).
     iso639_1: Two-letter code, or None.
-    script: ISO 15924 code of the main script.
+    script: ISO 15924 code of the script.
     family: Group of related languages; see the module docstring.
-    branch: Subgroup of the family, such as "South Slavic", or the family itself if there are no
-      subgroups.
+    branch: Subgroup of the family, such as "South Slavic"; the family if it is not divided.
     tatoeba: Code in LASER's Tatoeba v1 test sets (`tatoeba.XXX-eng.XXX`), or None.
     flores: Codes in FLORES-200 and SIB-200.
     ntrex: Code in NTREX-128, or None.
-    other: Further codes. If a code has no script, the code followed by a script is also accepted.
-    regions: Regions that corpora and locales append to a code without changing the language.
+    aliases: Further codes. A code without a script also works with a script.
+    regions: Regions that can follow the codes in corpora and locales; they are ignored.
   """
 
   index: int
@@ -76,7 +71,7 @@ class Language:
   tatoeba: str | None
   flores: tuple[str, ...]
   ntrex: str | None
-  other: tuple[str, ...] = ()
+  aliases: tuple[str, ...] = ()
   regions: tuple[str, ...] = ()
 
 
@@ -89,7 +84,7 @@ def _read_table() -> tuple[Language, ...]:
     for row in csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE):
       fields: dict[str, Any] = {name: value or None for name, value in row.items()}
       fields["index"] = int(row["index"])
-      fields |= {name: tuple(row[name].split()) for name in ("flores", "other", "regions")}
+      fields |= {name: tuple(row[name].split()) for name in ("flores", "aliases", "regions")}
       languages.append(Language(**fields))
   return tuple(languages)
 
@@ -99,11 +94,15 @@ def _key(code: str) -> str:
 
 
 def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
-  """Maps codes (see `_key`) to languages. Raises ValueError if two languages share a code."""
+  """Maps all codes, as `_key` writes them, to languages.
+
+  Raises:
+    ValueError: two languages have the same code.
+  """
   aliases: dict[str, Language] = {}
   default_script: dict[str, str] = {}
   for entry in languages:
-    codes = {entry.iso639_3, entry.iso639_1, entry.tatoeba, entry.ntrex, *entry.other} - {None}
+    codes = {entry.iso639_3, entry.iso639_1, entry.tatoeba, entry.ntrex, *entry.aliases} - {None}
     keys = {_key(code) for code in codes if code}
     bare = {key for key in keys if "_" not in key}
     default = default_script.setdefault(entry.iso639_3, entry.script) == entry.script
@@ -121,7 +120,7 @@ def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
       if holder is not entry:
         raise ValueError(
           f"code {key!r} belongs to both {holder.name} ({holder.index}) and {entry.name} "
-          f"({entry.index}) in the language table; remove it from one of them"
+          f"({entry.index}) in the table of languages; remove it from one of them"
         )
   return aliases
 
@@ -132,7 +131,7 @@ NUM_LANGUAGES: int = LANGUAGES[-1].index + 1
 
 UNDETERMINED = Language(0, "Undetermined", "und", None, "Zyyy", "Undetermined", "Undetermined",
                         None, (), None)  # fmt: skip
-"""The language of texts in any language; `und` in ISO 639-2."""
+"""The language of texts in unknown or mixed languages; `und` in ISO 639-2."""
 
 _ALIASES = _aliases(LANGUAGES)
 
@@ -143,10 +142,10 @@ def language(code: str) -> Language:
   Args:
     code: An ISO 639-1, 639-2 or 639-3 code, a Tatoeba, FLORES-200, NTREX or OPUS code, with or
       without script and region ("zh", "cmn_Hans", "zho-CN", "pt_BR"), or an English name. Case does
-      not matter, and '-' is equivalent to '_'. "und" is `UNDETERMINED`.
+      not matter, and '-' equals '_'. "und" is `UNDETERMINED`.
 
   Raises:
-    InputError: no language has this code; the message suggests similar ones.
+    InputError: no language has this code. The message suggests similar codes.
 
   Examples:
     >>> language("pt_BR").name
@@ -164,7 +163,7 @@ def language(code: str) -> Language:
 
 @functools.cache
 def opus_language(code: str) -> Language | None:
-  """Returns the language of an OPUS code, or None if it is unknown. Ignores unknown regions."""
+  """Returns the language of an OPUS code, or None. Unknown regions are ignored."""
   stem, *subtags = re.split("[_@]", code)
   scripts = [subtag for subtag in subtags if not _REGION.fullmatch(subtag)]
   keys = (_key("_".join([stem, *tags])) for tags in (subtags, scripts))
@@ -172,16 +171,16 @@ def opus_language(code: str) -> Language | None:
 
 
 def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None) -> tuple[int, ...]:
-  """Returns a random group, 0 to `count` - 1, for every language index. Groups have similar sizes.
+  """Returns a random group, 0 to `count` - 1, for each language index. Groups have similar sizes.
 
-  The same arguments return the same groups. Adding languages to the table does not change the
-  groups of existing languages.
+  The result depends only on the arguments. New languages in the table do not change the groups of
+  existing languages.
 
   Args:
     count: Number of groups.
-    seed: Seed of the assignment.
-    codes: Codes of the languages to distribute evenly over the groups, such as the training
-      languages (default: all languages). The remaining languages are assigned afterward.
+    seed: Seed of the random numbers.
+    codes: Languages to distribute evenly over the groups, such as the training languages (default:
+      all languages). The other languages are assigned afterwards.
 
   Raises:
     InputError: `count` is below 1 or above the number of languages, or a code is unknown.
@@ -192,8 +191,8 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
   rng = random.Random(seed)
   order = [*balanced, *(i for i in range(NUM_LANGUAGES) if i not in balanced)]
   groups: list[int] = []
-  # In each round, every group gets one of the next `count` languages. Sort by random numbers,
-  # because Python guarantees reproducible results for random(), but not for shuffle().
+  # Each group gets one of the next `count` languages. Python guarantees reproducible numbers for
+  # random(), but not for shuffle().
   while len(groups) < NUM_LANGUAGES:
     groups += sorted(range(count), key=lambda _: rng.random())
   by_index = dict(zip(order, groups, strict=False))
@@ -201,18 +200,19 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
 
 
 def own_groups(codes: Iterable[str]) -> tuple[int, ...]:
-  """Returns the group of every language index: each of `codes` has its own group, the rest have -1.
+  """Assigns each language in `codes` to its own group.
+
+  Returns:
+    The group of each language index; -1 for languages that are not in `codes`.
 
   Raises:
-    InputError: a code is unknown, or two codes refer to the same language.
+    InputError: a code is unknown, or two codes are the same language.
   """
   groups = [-1] * NUM_LANGUAGES
   for group, code in enumerate(codes):
     index = language(code).index
     if groups[index] != -1:
-      raise InputError(
-        f"{code!r} is the same language as an earlier code, {language(code).name}; remove one"
-      )
+      raise InputError(f"{code!r} is {language(code).name}, as is another code; remove one")
     groups[index] = group
   return tuple(groups)
 
@@ -225,6 +225,6 @@ def _unknown(code: str) -> str:
   names = dict.fromkeys([stem, *matches] if stem in _ALIASES else matches)
   suggestions = ", ".join(f"{name!r} ({_ALIASES[name].name})" for name in names)
   return (
-    f"unknown language code {code!r}{f': did you mean {suggestions}?' if names else '.'} Supported "
-    "are ISO 639, Tatoeba, FLORES-200 and NTREX codes; vmsst/languages.tsv has all"
+    f"unknown language code {code!r}{f': did you mean {suggestions}?' if names else '.'} Use an "
+    "ISO 639, Tatoeba, FLORES-200 or NTREX code; vmsst/languages.tsv lists them"
   )
