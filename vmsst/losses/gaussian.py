@@ -68,19 +68,21 @@ def mutual_information(
   """Estimates the mutual information between latent and text, in nats, from one sample per row.
 
   I(x; z) = E log q(z|x) - log q(z), with the aggregate posterior of the batch,
-  q(z) = 1/B sum_j q(z|x_j). It is at most log B, and 0 if all rows have the same posterior: the
-  latent has collapsed, whatever its KL. The KL, averaged over rows, is I(x; z) + KL(q(z) || p(z)).
+  q(z) = 1/B sum_j q(z|x_j). I(x; z) is at most log B. It is 0 if all rows have the same posterior,
+  which means that the latent has collapsed, however large its KL is. The KL, averaged over rows, is
+  I(x; z) + KL(q(z) || p(z)).
 
   Args:
     mean_BS: Posterior means.
-    log_variance_BS: Logarithms of the posterior variances; values below -80 count as -80.
-    rng: Key of the samples.
+    log_variance_BS: Logarithms of the posterior variances; values below -80 are clipped to -80.
+    rng: Random key for the samples.
   """
   log_variance_BS = jnp.maximum(log_variance_BS, -80.0)  # exp(80) is finite
   z_BS = sample(mean_BS, log_variance_BS, rng)
   diagonal_B = log_density(z_BS, mean_BS, log_variance_BS)
-  # Matmuls compute the squared differences without an array [B, B, S]. Centering limits
-  # cancellation. It is largest on the diagonal, so exact values replace the diagonal below.
+  # Matmuls compute the squared differences without a [B, B, S] array. Centering limits
+  # cancellation. Cancellation is largest on the diagonal, so exact values replace the diagonal
+  # below.
   center_S = jnp.mean(mean_BS, axis=0)
   z_BS, mean_BS = z_BS - center_S, mean_BS - center_S
   precision_BS = jnp.exp(-log_variance_BS)
@@ -123,10 +125,11 @@ def likelihood_bounds(
   """Returns both bounds, estimated from the same samples.
 
   Args:
-    log_likelihood: Maps one sample of each latent to log p(x | z) of each row, in nats.
+    log_likelihood: Function that maps one sample of each latent to log p(x | z) of each row, in
+      nats.
     latents: Posteriors of independent latents, with standard normal priors.
-    samples: Number of samples (K), computed one after the other.
-    rng: Key of the samples.
+    samples: Number of samples (K); they are computed one at a time.
+    rng: Random key for the samples.
   """
 
   def draw(rng: jax.Array) -> tuple[jax.Array, jax.Array]:
