@@ -44,7 +44,7 @@ def _squared_error(x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Floa
 
 
 class Labels(NamedTuple):
-  """Weight of pair j as the answer to pair i.
+  """Weights of pair j as the answer to pair i.
 
   Attributes:
     row_BB: Weights if rows (sources) are the queries.
@@ -56,17 +56,18 @@ class Labels(NamedTuple):
 
 
 def hard_labels(batch: int) -> Labels:
-  """Returns labels with translations as the only answers (equation 3)."""
+  """Returns labels in which only the translations have weight (equation 3)."""
   return Labels(jnp.eye(batch), jnp.eye(batch))
 
 
 def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) -> Labels:
-  """Returns labels from a teacher (equations 4 and 5), without gradient.
+  """Returns labels computed from a teacher's scores (equations 4 and 5), without gradient.
 
   Args:
     score_BB: The teacher's score for every two pairs. It compares the sides in the language with
       the higher priority, or it is the mean of the scores for both sides.
-    row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
+    row_normalized: Whether to use, in both directions, the labels that sum to 1 over each source's
+      targets.
   """
   score_BB = jax.lax.stop_gradient(score_BB.astype(jnp.float32))
   row_BB = jax.nn.softmax(score_BB, axis=1)
@@ -76,7 +77,7 @@ def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) 
 
 
 def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[Array, "B"]:
-  """Returns the loss of each pair, summed over both directions, in nats (equation 2 is its mean).
+  """Returns the loss of each pair, summed over both directions, in nats (equation 2 is the mean).
 
   loss_k = -sum_j row_kj log softmax_n(score_kn)_j - sum_i column_ik log softmax_n(score_nk)_i
 
@@ -91,7 +92,7 @@ def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[A
 def monolingual_loss(
   source_BB: Float[Array, "B B"], target_BB: Float[Array, "B B"], labels: Labels
 ) -> Float[Array, "B"]:
-  """Returns the loss of each pair within each of its two languages, in nats (equation 6).
+  """Returns the monolingual loss of each pair, summed over its two sides, in nats (equation 6).
 
   loss_k = -sum_i column_ik (log softmax_n(source_nk)_i + log softmax_n(target_nk)_i)
 

@@ -1,7 +1,7 @@
 """Cross-lingual token-level reconstruction (XTR): sentence vectors predict tokens of translations.
 
 The target distribution of a sentence covers a few tokens. Its KL divergence from a softmax needs
-only the softmax's log-sum and the logits of those tokens:
+only the softmax's log-normalizer and the logits of these tokens:
 
   KL(p || softmax(x)) = sum_w p(w) log p(w) + logsumexp(x) sum_w p(w) - sum_w p(w) x_w
 
@@ -48,7 +48,7 @@ class TokenTargets(NamedTuple):
 
 
 def is_word(tokens: Int[Array, "... T"], special_ids: Sequence[int]) -> Bool[Array, "... T"]:
-  """Returns True at tokens that are neither padding nor one of `special_ids`."""
+  """Returns True at tokens that are neither padding nor in `special_ids`."""
   return ~jnp.isin(tokens, jnp.array((arrays.PAD_ID, *special_ids)))
 
 
@@ -99,7 +99,7 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
 
 
 def negative_entropy(targets: TokenTargets) -> Float[Array, "B"]:
-  """Returns sum_w p(w) log p(w) of each distribution, in nats."""
+  """Returns sum_w p(w) log p(w) for each distribution, in nats."""
   # Summing share * log(p of its token) over positions adds up the shares of each token.
   same_BTT = targets.tokens_BT[:, :, None] == targets.tokens_BT[:, None, :]
   probability_BT = jnp.sum(jnp.where(same_BTT, targets.share_BT[:, None, :], 0.0), axis=2)

@@ -3,7 +3,7 @@
 In `DistillationModel`, both sides of a pair learn the teacher's vector for one side.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual; the
-baseline "MSE" of Park et al. 2024, section 5.2.
+"MSE" baseline in Park et al. 2024, section 5.2.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class StudentModel(base.BitextModel):
       again.
     matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -128,10 +128,10 @@ def feature_lengths(
 def common_metrics(
   loss_B: Float[Array, "B"], vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
 ) -> base.Metrics:
-  """Returns the metrics of a student's vectors.
+  """Returns metrics for the student's vectors.
 
-  They are loss, accuracy/forward (inputs to targets, by cosine) and accuracy/backward (0 to 1,
-  within the batch), embedding_norm and tokens_per_example (real tokens of both sides).
+  The metrics are loss, accuracy/forward (inputs to targets, by cosine) and accuracy/backward (0 to
+  1, within the batch), embedding_norm and tokens_per_example (real tokens of both sides).
   """
   cosine_BB = contrastive.similarity(vector_B2S[:, 0], vector_B2S[:, 1], cosine=True)
   return {
@@ -152,7 +152,7 @@ class DistillationModel(StudentModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics.
+    """Returns the mean loss over pairs, and metrics.
 
     Metrics: see `common_metrics` and `matryoshka.mean_loss`; also cosine/inputs and cosine/targets
     (-1 to 1, between the student's vector for that side and the teacher's vector). The loss of

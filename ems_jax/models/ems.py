@@ -31,7 +31,7 @@ _Term = tuple[Float[Array, ""], base.Metrics]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EmsModel(base.BitextModel):
-  """Trains vectors to predict the translation's tokens and to be nearest to the translation's vector.
+  """Trains vectors to predict the tokens of a translation and to be nearest to its vector.
 
   The loss of a pair, averaged over the batch's pairs (equations 6, 8 and 12):
 
@@ -66,7 +66,7 @@ class EmsModel(base.BitextModel):
     normalize: Whether the trained encoder scales its vectors to length 1; no loss depends on this
       option.
 
-  For the other options, see `vmsst.models.base.BitextModel`.
+  For the inherited attributes, see `vmsst.models.base.BitextModel`.
   """
 
   network: ems.EmsNetwork
@@ -107,7 +107,7 @@ class EmsModel(base.BitextModel):
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The encoder with mean pooling, without heads."""
+    """The encoder with mean pooling and no heads."""
     return sentence_encoder.SentenceEncoder(
       self.network.config, self.network.latent_dim, head=False, normalize=self.normalize
     )
@@ -115,7 +115,7 @@ class EmsModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics; if the key is None, no token is masked.
+    """Returns the mean loss over pairs, and metrics; if the key is None, no token is masked.
 
     Metrics: loss, loss/xtr and loss/contrastive (nats per pair, only for heads that the network
     has), kl/xtr (nats per sentence), accuracy/forward (inputs to targets) and accuracy/backward (0
@@ -188,9 +188,7 @@ class EmsModel(base.BitextModel):
     """Returns the contrastive loss (equation 8) with the margin."""
     count, groups = len(vector_B2S), self.negative_groups
     if count % groups:
-      raise errors.InputError(
-        f"a batch of {count} does not divide into {groups} groups; choose a divisor"
-      )
+      raise errors.InputError(f"{groups} groups do not divide a batch of {count}; choose a divisor")
     compared_NC = self._apply(params, bitranslation.rows(vector_B2S), method="project")
     compared = compared_NC.reshape(groups, count // groups, 2, -1)
     cosine = jax.vmap(functools.partial(contrastive.similarity, cosine=True))(
@@ -225,7 +223,7 @@ def mask_one_token(
   side_rng, token_rng = jax.random.split(rng)
   is_token_B2T = xtr.is_word(tokens_B2T, special_ids)
   side_B = jax.random.bernoulli(side_rng, shape=tokens_B2T.shape[:1]).astype(jnp.int32)
-  # The token with the highest noise is masked; special tokens and padding get the lowest.
+  # The token with the highest noise is masked; special tokens and padding get the lowest noise.
   noise_B2T = jnp.where(is_token_B2T, jax.random.uniform(token_rng, tokens_B2T.shape), -1.0)
   is_highest_B2T = jnp.arange(tokens_B2T.shape[2]) == jnp.argmax(noise_B2T, axis=2)[..., None]
   is_side_B2 = side_B[:, None] == jnp.arange(2)

@@ -58,7 +58,7 @@ class LaserModel(base.BitextModel):
     network: Encoder and decoder.
     target_languages: Codes of the languages to translate into (see `vmsst.languages`).
 
-  For the other options, see `vmsst.models.base.BitextModel`.
+  For the inherited attributes, see `vmsst.models.base.BitextModel`.
   """
 
   network: laser.LaserNetwork
@@ -69,7 +69,7 @@ class LaserModel(base.BitextModel):
     super().__post_init__()
     if isinstance(self.target_languages, str) or not self.target_languages:
       raise errors.InputError(
-        f"target_languages is {self.target_languages!r}; it must be a list of one or more codes"
+        f"target_languages is {self.target_languages!r}; it must list language codes"
       )
     if max(self._target_rows) >= self.network.num_languages:
       raise errors.InputError(
@@ -129,7 +129,7 @@ class LaserModel(base.BitextModel):
     weight: Float[Array, ""],
     dropout_rng: jax.Array | None,
   ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the weighted negative log-likelihood of all tokens and the number of correct ones."""
+    """Returns the weighted negative log-likelihood of all tokens, and the correct token count."""
     vector_BS = sentence_encoder.embed(
       self.network, params, rows.sources_BT, dropout_rng=dropout_rng
     )

@@ -47,7 +47,7 @@ class SoftContrastiveModel(distillation.StudentModel):
     row_normalized: Whether to use the labels of the paper's equations in the second direction (see
       `ems_jax.losses.distillation`).
 
-  For the other options, see `distillation.StudentModel`.
+  For the inherited attributes, see `distillation.StudentModel`.
   """
 
   labels: str = "priority"
@@ -70,7 +70,7 @@ class SoftContrastiveModel(distillation.StudentModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics.
+    """Returns the mean loss over pairs, and metrics.
 
     Metrics: see `distillation.common_metrics`; also loss/cross and, if `monolingual`, loss/mono
     (nats per pair, without lambda), label/entropy (nats per label; the lower bound for each

@@ -33,8 +33,8 @@ class EmsNetwork(nn.Module):
     config: Configuration of the encoder.
     xtr: Whether the network has a head for cross-lingual token-level reconstruction.
     contrastive: Whether the network is trained with the contrastive loss.
-    language_dim: Width of the target language's embedding in the XTR head (d_la); None omits
-      the embedding.
+    language_dim: Width of the target language's embedding in the XTR head (d_la); if None, the
+      embedding is omitted.
     num_languages: Number of rows in the language table, which has the language order of
       `vmsst.languages`; traditional Chinese uses the row of simplified Chinese (footnote 4). The
       table in equation 2 has as many rows as the vocabulary, but uses only one row per language.

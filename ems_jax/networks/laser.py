@@ -27,7 +27,7 @@ from vmsst.networks import vmsst as vmsst_networks
 
 
 def token_table(vocab_size: int, features: int, limit: float, dtype: str) -> nn.Module:
-  """Returns LASER's token table, initially uniform within `limit` of zero."""
+  """Returns LASER's token table, initialized uniformly between -`limit` and `limit`."""
   return t5.TokenEmbedder(vocab_size, features, dtype, embedding_init=lstm.uniform(limit))
 
 
@@ -41,8 +41,8 @@ class TransformerDecoder(nn.Module):
     config: Configuration of the decoder; `emb_dim` is the width of the concatenated input.
     language_dim: Width of the language embedding.
     num_languages: Number of rows in the language table.
-    initializer_range: The language table and the start vector are initially uniform within this
-      distance of zero.
+    initializer_range: The language table and the start vector are initialized uniformly between
+      minus and plus this value.
   """
 
   config: transformer.TransformerConfig
@@ -120,15 +120,15 @@ class LaserNetwork(nn.Module):
 
   Attributes:
     config: Configuration of the encoder. The decoder sizes of an `LstmConfig` are ignored; the
-      attributes below apply with any encoder.
+      attributes below apply to any encoder.
     target_emb_dim: Width of the decoder's token embeddings (E); the decoder has its own table.
     decoder_dim: Width of the LSTM decoder's state.
     decoder_output_dim: Width of the LSTM decoder's output (O), the input of the vocabulary
       projection.
     language_dim: Width of the decoder's language embedding.
     num_languages: Number of rows in the decoder's language table.
-    initializer_range: The LSTM decoder's parameters and the tables of either decoder are initially
-      uniform within this distance of zero.
+    initializer_range: The LSTM decoder's parameters and both kinds of decoder's tables are
+      initialized uniformly between minus and plus this value.
     transformer_decoder: Configuration of a transformer decoder (default: use the LSTM decoder). Its
       `emb_dim` must be the sum of target_emb_dim, language_dim and the width of a sentence vector.
   """

@@ -1,4 +1,4 @@
-"""Contrastive loss with the other pairs of the batch as negatives.
+"""Contrastive loss with the other pairs in the batch as negatives.
 
 All functions process the whole batch, so under a sharded `jit`, negatives come from every device.
 
@@ -43,8 +43,8 @@ def similarity(
   """Returns the score of every source (rows) with every target (columns), float32.
 
   Args:
-    source_BS: Vectors of the sources.
-    target_BS: Vectors of the targets; row i is the translation of source i.
+    source_BS: Source vectors.
+    target_BS: Target vectors; row i is the translation of source i.
     cosine: Whether to normalize the vectors first; the VMSST paper uses plain dot products.
     scale: Factor applied to every score; the inverse of the temperature.
   """
@@ -124,9 +124,9 @@ def usable_negatives(
 def in_batch_accuracy(
   score_BB: Float[Array, "B B"], *, same_BB: Bool[Array, "B B"] | None = None
 ) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
-  """Returns whether each translation outscores all negatives, 0 or 1 per direction.
+  """Returns 1 if a translation outscores all negatives, otherwise 0, for each pair and direction.
 
-  The directions are source to target and target to source. Ties count as wrong, so that constant
+  The directions are source to target and target to source. Ties count as errors, so that constant
   vectors score 0.
 
   Args:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 def sample(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], rng: jax.Array | None
 ) -> Float[Array, "B S"]:
-  """Returns mean + exp(log_variance / 2) * noise; without a key, the mean."""
+  """Returns mean + exp(log_variance / 2) * noise, or the mean if the key is None."""
   if rng is None:
     return mean_BS
   noise_BS = jax.random.normal(rng, mean_BS.shape, mean_BS.dtype)
@@ -40,7 +40,7 @@ def kl_from_standard(
 def kl_of_dimensions(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
 ) -> Float[Array, "B S"]:
-  """Returns the KL divergence of each dimension, the terms of `kl_from_standard`."""
+  """Returns the KL divergence of each dimension; `kl_from_standard` is their sum."""
   # expm1 keeps precision near the prior, where the difference is far smaller than its terms.
   excess_BS = jnp.expm1(log_variance_BS) - log_variance_BS
   return 0.5 * (jnp.square(mean_BS) + excess_BS)
@@ -65,7 +65,7 @@ def log_density(
 def mutual_information(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], rng: jax.Array
 ) -> Float[Array, ""]:
-  """Estimates the mutual information between latent and text, in nats, from one sample per row.
+  """Estimates the mutual information of latent and text, in nats, from one sample per row.
 
   I(x; z) = E log q(z|x) - log q(z), with the aggregate posterior of the batch,
   q(z) = 1/B sum_j q(z|x_j). I(x; z) is at most log B. It is 0 if all rows have the same posterior,
@@ -108,7 +108,7 @@ class Bounds(NamedTuple):
   Attributes:
     elbo_B: Mean log-likelihood of K samples, minus the KLs.
     importance_weighted_B: log 1/K sum_k p(x, z_k) / q(z_k | x). Its expectation is at least the
-      expected ELBO and rises to log p(x) with K.
+      expected ELBO and approaches log p(x) as K grows.
   """
 
   elbo_B: Float[Array, "B"]

@@ -2,8 +2,8 @@
 
 Axes: `C` candidates per query, starting with the positive.
 
-References: Huang et al. 2024 (CoSENT); Reimers and Gurevych 2019 (the mean squared error of
-cosines); Hofstaetter et al. 2020 (margin MSE); Lin et al. 2020, Wang et al. 2022 (KL divergence).
+References: Huang et al. 2024 (CoSENT); Reimers and Gurevych 2019 (mean squared error of cosines);
+Hofstaetter et al. 2020 (margin MSE); Lin et al. 2020, Wang et al. 2022 (KL divergence).
 """
 
 import jax

@@ -79,8 +79,8 @@ def weighted_nll(
     sentence_BS: One vector per sentence (all latents concatenated), or None if the logits depend
       only on the hidden states. For a factorized projection, pass None here and `h F_h + z F_s` as
       hidden states.
-    hidden_kernel_DV: Kernel of the hidden states.
-    sentence_kernel_SV: Kernel of the sentence vectors; None if `sentence_BS` is None.
+    hidden_kernel_DV: Kernel for the hidden states.
+    sentence_kernel_SV: Kernel for the sentence vectors; None if `sentence_BS` is None.
     targets_BT: Token ids. Padding (0) never counts, whatever its weight.
     weights_BT: Weight of each token in the sum.
     chunk: Number of tokens per chunk on each device, rounded to whole sentences (default:
@@ -254,7 +254,7 @@ _weighted_nll.defvjp(_forward, scale_gradients)
 
 
 def _kernel(plan: _Plan, kernel_DV: jax.Array) -> jax.Array:
-  """Returns the kernel in the compute dtype with all rows gathered, before the loop over chunks."""
+  """Casts the kernel and gathers all its rows once, before the loop over chunks."""
   return plan.constrain(kernel_DV.astype(plan.dtype), (None, "vocab"))
 
 
@@ -362,7 +362,7 @@ def default_chunk(columns: int, device: devices.Device | None) -> int:
 
   Args:
     columns: Number of kernel columns on the device.
-    device: The device; None for a CPU.
+    device: The accelerator, or None for a CPU.
   """
   if device is None:
     return _CHUNK

@@ -44,7 +44,7 @@ def rows(x: Float[Array, "B R ..."]) -> Float[Array, "N ..."]:
 
 
 def other_side(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 2 ..."]:
-  """Returns the sides of each pair swapped."""
+  """Swaps the two sides of each pair."""
   return jnp.flip(x, axis=1)
 
 
@@ -73,11 +73,11 @@ def score(
   *,
   dropout_rng: jax.Array | None,
 ) -> Scores:
-  """Scores rows of tokens given their conditioning vectors, in one decoder call.
+  """Scores the tokens of each row, given its conditioning vector, in one decoder call.
 
   Args:
     network: Network with a decoder and a vocabulary projection.
-    params: Parameters of the network.
+    params: Network parameters.
     tokens_BRT: Tokens to predict; padding never counts.
     embedded_BRTD: Token vectors.
     languages_BR: Language of each row.
@@ -146,7 +146,7 @@ class BitranslationModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the translation loss, and metrics.
+    """Returns the mean translation loss over pairs, and metrics.
 
     Metrics: loss, nll/translation (nats per token), token_accuracy/translation, embedding_norm,
     tokens_per_example (real tokens of both sides).

@@ -57,7 +57,7 @@ class InBatchNegativesModel(base.BitextModel):
       `vmsst.losses.contrastive.contrastive_loss`. It receives `symmetric` only if that option is
       False, and `negative_BN` only if the batch contains hard negatives.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   similarity: str = "dot"
@@ -169,7 +169,7 @@ class ContrastiveModel(InBatchNegativesModel):
   Attributes:
     network: Encoder for both sides.
 
-  For the other options, see `InBatchNegativesModel`.
+  For the inherited attributes, see `InBatchNegativesModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -182,7 +182,7 @@ class ContrastiveModel(InBatchNegativesModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the contrastive loss, and metrics.
+    """Returns the mean contrastive loss over pairs, and metrics.
 
     Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (0 to 1, within the
     batch), embedding_norm, tokens_per_example (real tokens of both sides), and the metrics

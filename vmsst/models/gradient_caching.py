@@ -3,8 +3,8 @@
 A loss over all vectors of a batch, such as a contrastive loss, needs the activations of every
 sentence in the backward pass, so memory limits the number of negatives. Gradient caching
 (GradCache) keeps only the vectors: the forward pass encodes the batch slice by slice, and the
-backward pass encodes each slice again and backpropagates the gradient of its vectors. Activations
-exist for one slice at a time, at the cost of one more forward pass.
+backward pass encodes each slice again and backpropagates the gradient of its vectors. Only one
+slice's activations exist at a time, at the cost of one more forward pass.
 
 Reference: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup.
 """
@@ -68,9 +68,7 @@ def map_and_sum_slices(
     return encode(batch, rng)
   size = jax.tree.leaves(batch)[0].shape[0]
   if slices < 1 or size % slices:
-    raise errors.InputError(
-      f"a batch of {size} does not divide into {slices} slices; choose a divisor"
-    )
+    raise errors.InputError(f"{slices} slices do not divide a batch of {size}; choose a divisor")
 
   # Slice s contains the rows s, s + slices, s + 2 slices, ... Each device holds consecutive rows,
   # so every slice contains the same number of rows from each device, and no row moves between
@@ -100,8 +98,9 @@ def embed_texts(
   """Returns the vectors of the R texts in each row, computed with gradient caching.
 
   Args:
-    network: Maps token ids to vectors (see `sentence_encoder.embed`), in one call per slice.
-    params: Parameters of the network.
+    network: Network that maps token ids to vectors (see `sentence_encoder.embed`), in one call per
+      slice.
+    params: Network parameters.
     tokens_BRT: Token ids, for example of both texts in each pair.
     slices: See `map_slices`, which also describes the error.
     rng: Random key for dropout, split into one key per slice; if None, there is no dropout.

@@ -87,7 +87,7 @@ class LayersModel(base.BitextModel):
     model: Model that computes the loss of each encoder.
     layers: Numbers of layers in the shorter encoders.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   model: base.BitextModel

@@ -21,7 +21,7 @@ class ObjectivesModel(base.BitextModel):
   Attributes:
     models: Models by objective name; all models share the same encoder and vocabulary.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   models: Mapping[str, base.BitextModel]

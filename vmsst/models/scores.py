@@ -32,7 +32,7 @@ class SimilarityModel(base.BitextModel):
     embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
     matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -102,7 +102,7 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
       temperature is 1 / `scale`.
     contrastive_weight: Weight of the contrastive loss in the total loss; E5 uses 0.2.
 
-  For the other options, see `ContrastiveModel`.
+  For the inherited attributes, see `ContrastiveModel`.
   """
 
   distillation: str = "kl_divergence"

@@ -52,7 +52,7 @@ class VmsstModel(base.BitextModel):
   rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
 
   Attributes:
-    network: Both encoders and the decoder.
+    network: Network with both encoders and the decoder.
     elbo_weight: Lambda in the paper.
     kl_anneal_steps: Steps until the KL terms reach their full weight; with 0, they start at full
       weight.
@@ -64,7 +64,7 @@ class VmsstModel(base.BitextModel):
     evaluation_samples: Number of samples for the likelihood bounds in evaluation; with 0, the
       bounds are omitted.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   network: vmsst.VmsstNetwork
@@ -93,10 +93,10 @@ class VmsstModel(base.BitextModel):
     dropout_rng: jax.Array | None,
     step: jax.Array | int | None = None,
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics.
+    """Returns the mean loss over pairs, and metrics.
 
     Args:
-      params: Parameters of the network.
+      params: Network parameters.
       batch: `inputs`, `targets`, `input_language` and `target_language`.
       dropout_rng: Random key for latents and dropout. If None, latents are posterior means and
         there is no dropout.
@@ -104,7 +104,7 @@ class VmsstModel(base.BitextModel):
         in evaluation, the KL terms have their full weight.
 
     Raises:
-      InputError: KL annealing is on and no step is given.
+      InputError: the KL terms are annealed, but `step` is missing in training.
 
     Metrics: loss; nll/ (nats per token) and token_accuracy/ for translation and reconstruction; for
     each latent (semantic, input_language and target_language), kl/ (nats per sentence),
@@ -115,7 +115,7 @@ class VmsstModel(base.BitextModel):
     """
     if step is None and dropout_rng is not None and self.kl_anneal_steps and self.kl_weight:
       raise InputError(
-        "the trainer passes no step, so the KL weight would not rise; on upstream T5X, add "
+        "the trainer does not pass the step, so the KL weight would not rise; on upstream T5X, add "
         "--gin_file=runs/upstream.gin, or set KL_ANNEAL_STEPS = 0"
       )
     side_B = alternating_sides(batch["inputs"].shape[0], step)
@@ -321,7 +321,7 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
     vmsst_weight: Weight of the VMSST loss; within the VMSST loss, the ELBO has the weight
       `elbo_weight`.
 
-  For the other options, see `VmsstModel` and `contrastive.InBatchNegativesModel`.
+  For the inherited attributes, see `VmsstModel` and `contrastive.InBatchNegativesModel`.
   """
 
   vmsst_weight: float = 0.0005

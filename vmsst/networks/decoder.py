@@ -49,7 +49,7 @@ class SentenceInjection(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """Causal self-attention, sentence injection and feed-forward layer, pre-normed and residual."""
+  """Pre-normed, residual causal self-attention, sentence injection and feed-forward layer."""
 
   config: t5.T5Config
   deterministic: bool

@@ -1,4 +1,4 @@
-"""Dropout with random numbers that are cheap on CPUs.
+"""Dropout with random numbers that are cheap to generate on CPUs.
 
 Sixteen random bits decide whether to keep a value, so one 32-bit word serves two values. On CPUs,
 JAX lowers threefry to a loop that compiles fast but reads and writes every word five times. This
@@ -24,7 +24,7 @@ class Dropout(nn.Module):
   Needs an rng named "dropout", unless the rate is 0 or dropout is deterministic.
 
   Attributes:
-    rate: Probability of a zero, rounded to a multiple of 2^-16.
+    rate: Probability of zeroing a value, rounded to a multiple of 2^-16.
     broadcast_dims: Axes along which all values are kept or zeroed together.
     deterministic: If True, values are returned unchanged.
   """
@@ -37,7 +37,7 @@ class Dropout(nn.Module):
   def __call__(
     self, x: Float[Array, "..."], deterministic: bool | None = None
   ) -> Float[Array, "..."]:
-    """Returns `x` after dropout; pass `deterministic` if the constructor did not get it."""
+    """Returns `x` after dropout; pass `deterministic` here or to the constructor."""
     deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
     dropped = min(round(self.rate * _LEVELS), _LEVELS - 1)
     if deterministic or not dropped:

@@ -33,13 +33,13 @@ class LstmConfig:
   Attributes:
     vocab_size: Number of rows in a token table (V); at least the vocabulary size.
     emb_dim: Width of token embeddings (E).
-    hidden_dim: Width of one direction of the encoder; its hidden states are twice as wide.
+    hidden_dim: Width of one encoder direction; the encoder's hidden states are twice as wide.
     num_layers: Number of encoder layers.
     decoder_dim: Width of the decoder state.
     decoder_output_dim: Width of the decoder's output, which is the input of the vocabulary
       projection.
     language_dim: Width of the decoder's language embedding.
-    initializer_range: Parameters are initially uniform within this distance of zero.
+    initializer_range: Parameters are initialized uniformly between minus and plus this value.
     dropout_rate: Dropout probability for the output of each encoder layer.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, gate activations and cells are always
       float32.
@@ -190,7 +190,7 @@ lstm.defvjp(_lstm_forward, _lstm_backward)
 
 
 def uniform(limit: float) -> Callable[..., jax.Array]:
-  """Returns an initializer that is uniform within `limit` of zero."""
+  """Returns an initializer that is uniform between -`limit` and `limit`."""
 
   def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jax.random.uniform(key, shape, dtype, -limit, limit)
@@ -294,7 +294,7 @@ class LstmEncoder(nn.Module):
 class LstmDecoder(nn.Module):
   """Computes the states that predict the next token of a sentence, given the sentence vector.
 
-  The input of every step is [token; sentence; language]. The initial state is a linear function of
+  The input at every step is [token; sentence; language]. The initial state is a linear function of
   the sentence. The sentence and the language are the same at all steps, so their matmuls are
   computed once.
 

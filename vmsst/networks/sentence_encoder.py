@@ -90,7 +90,7 @@ class Dropout(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
   """Dropout, in training only.
 
   Attributes:
-    rate: Probability of a zero.
+    rate: Probability of zeroing a value.
   """
 
   rate: float = 0.2
@@ -219,7 +219,7 @@ def embed(
 
   Args:
     network: The network.
-    params: Parameters of the network.
+    params: Network parameters.
     tokens_BT: Token ids.
     dropout_rng: Random key for dropout; if None, there is no dropout.
   """
@@ -247,7 +247,7 @@ def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
 
   Args:
     network: A `SentenceEncoder`, or a network with the same `config` and parameter names.
-    params: Parameters of the network, with separate or scanned layers.
+    params: Network parameters, with separate or scanned layers.
     layers: Number of layers to keep; must be below the encoder's number of layers.
 
   Raises:

@@ -220,7 +220,7 @@ def relative_position_buckets(
     )
   distance_TT = np.abs(offset_TT) if bidirectional else np.maximum(-offset_TT, 0)
   growth = np.log(np.maximum(distance_TT, 1) / exact) / math.log(max_distance / exact)
-  # Powers of two fall exactly on a boundary; the epsilon keeps them above it.
+  # Powers of two fall exactly on a boundary; the epsilon keeps them above the boundary.
   far_TT = exact + np.floor(growth * (per_direction - exact) + 1e-6).astype(np.int64)
   bucket_TT = np.where(distance_TT < exact, distance_TT, np.minimum(far_TT, per_direction - 1))
   if bidirectional:
@@ -257,7 +257,7 @@ class RelativePositionBias(nn.Module):
   def __call__(
     self, length: int, position: Int[Array, ""] | None = None
   ) -> Float[Array, "1 H Q T"]:
-    """Returns the float32 bias of attention logits.
+    """Returns the float32 attention bias.
 
     Args:
       length: Number of keys (T).
@@ -286,12 +286,12 @@ class RelativePositionBias(nn.Module):
 
 
 def padding_bias(mask_BT: Bool[Array, "B T"]) -> Float[Array, "B 1 1 T"]:
-  """Returns the float32 bias of attention logits that hides padding from all queries."""
+  """Returns the float32 attention bias that hides padding from all queries."""
   return jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
 
 
 def causal_bias(length: int, position: Int[Array, ""] | None = None) -> Float[Array, "Q T"]:
-  """Returns the float32 bias of attention logits that hides later keys from each query.
+  """Returns the float32 attention bias that hides later keys from each query.
 
   Args:
     length: Number of keys (T).
@@ -350,9 +350,9 @@ class SelfAttention(nn.Module):
     Args:
       x_BTD: Hidden states.
       bias_BHTT: Float32 bias added to the logits, for positions and masks.
-      position: In generation, the position of the only hidden state. The mutable collection "cache"
-        contains the keys and values of earlier positions; the call adds the keys and values of this
-        position.
+      position: In generation, the position of the only hidden state in `x_BTD`. The mutable
+        collection "cache" contains the keys and values of earlier positions; the call adds the keys
+        and values of this position.
     """
     cfg = self.config
 

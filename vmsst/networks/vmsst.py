@@ -1,4 +1,4 @@
-"""The networks of VMSST and BITRANSLATION: encoders, heads, decoder and vocabulary projection.
+"""VMSST and BITRANSLATION networks: encoders, heads, decoder and vocabulary projection.
 
 The top level of their parameters has the same names as in `sentence_encoder.SentenceEncoder`
 (`token_embedder`, `encoder`, `mean`), so that inference can load the semantic encoder alone.
@@ -28,7 +28,7 @@ from vmsst.networks import decoder, sentence_encoder, t5
 
 
 class Posteriors(NamedTuple):
-  """Diagonal Gaussian posteriors of the latents of each sentence, float32."""
+  """Diagonal Gaussian posteriors of each sentence's latents, in float32."""
 
   semantic_mean_BS: Float[Array, "B S"]
   semantic_log_variance_BS: Float[Array, "B S"]
@@ -49,7 +49,7 @@ class Projection(NamedTuple):
 
 
 class OutputKernel(nn.Module):
-  """The rows of the vocabulary projection for one of its concatenated inputs.
+  """The vocabulary projection's rows for one of its concatenated inputs.
 
   Attributes:
     rows: Number of rows in this kernel.
@@ -129,9 +129,7 @@ class BitranslationNetwork(nn.Module):
         "group per language"
       )
     if {*groups, -1} != {*range(-1, _count(groups))} or not _count(groups):
-      raise errors.InputError(
-        f"{field} must number groups from 0 without gaps; use -1 for no group"
-      )
+      raise errors.InputError(f"{field} must number groups from 0 without gaps; -1 means no group")
 
   @property
   def sentence_dim(self) -> int:
@@ -188,7 +186,7 @@ class BitranslationNetwork(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B S"]:
-    """Returns the mean of the semantic latent, float32: the sentence vector."""
+    """Returns the sentence vector, which is the float32 mean of the semantic latent."""
     pooled_BD = _pool(self.encoder, embedded_BTD, mask_BT, deterministic)
     return self._latent(self.mean, pooled_BD)
 
@@ -214,7 +212,7 @@ class BitranslationNetwork(nn.Module):
     sentence_BZ: Float[Array, "B Z"],
     step: decoder.Step,
   ) -> Float[Array, "B D"]:
-    """Returns the hidden states that predict the token of a step, as `decode` does.
+    """Returns the hidden states that predict the token at one generation step.
 
     Args:
       tokens_B: Tokens of the previous step; any tokens at the first step.
@@ -242,8 +240,8 @@ class BitranslationNetwork(nn.Module):
 class VmsstNetwork(BitranslationNetwork):
   """Two encoders over one token table, Gaussian heads, and a decoder conditioned on both latents.
 
-  The semantic encoder gets no language. The language encoder adds a learned language vector to
-  every token vector (VMSST paper, section 5 and figure 2).
+  The semantic encoder does not use the language. The language encoder adds a learned language
+  vector to every token vector (VMSST paper, section 5 and figure 2).
 
   Attributes:
     encoder_language_embedding: Whether the language encoder adds the language vector.
