@@ -64,8 +64,8 @@ def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) 
   """Returns labels computed from a teacher's scores (equations 4 and 5), without gradient.
 
   Args:
-    score_BB: The teacher's score for every two pairs. It compares the sides in the language with
-      the higher priority, or it is the mean of the scores for both sides.
+    score_BB: The teacher's score for every two pairs, computed from the sides in the language with
+      the higher priority or averaged over both sides.
     row_normalized: Whether to use, in both directions, the labels that sum to 1 over each source's
       targets.
   """

@@ -271,7 +271,8 @@ def _values_and_gradients(
 
   chunks = jax.tree.map(plan.cut, (inputs.hidden_BE, inputs.weights_B, targets))
   if len(chunks[0]) == 1:
-    # With few sentences, a sum over chunks would cost more than the softmax and the targets.
+    # With one chunk, skip the loop. For few sentences, adding up its gradients would cost more than
+    # the softmax and the targets.
     kernel_gradient_EV, outputs = gradients(jax.tree.map(lambda x: x[0], chunks))
   else:
     start_EV = jnp.zeros(kernel_EV.shape, vocabulary.accumulation_dtype(plan.dtype))

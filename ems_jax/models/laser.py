@@ -160,8 +160,8 @@ def translations(
     pairs: Both sides of each pair.
     is_target_B2: Whether a side is a translation target.
   """
-  # The first translation is inputs to targets if possible, else targets to inputs. The second
-  # exists if both sides are targets. Translations without target tokens have no weight.
+  # The first translation is from inputs to targets if possible, otherwise from targets to inputs.
+  # The second exists if both sides are targets. Translations without target tokens have no weight.
   inputs_BT, targets_BT = pairs.tokens_B2T[:, 0], pairs.tokens_B2T[:, 1]
   padding_BT = jnp.zeros_like(inputs_BT)
   forward_B, backward_B = is_target_B2[:, 1], is_target_B2[:, 0]

@@ -30,7 +30,7 @@ class SoftContrastiveModel(distillation.StudentModel):
   not use a teacher. Student and teacher similarities are cosines divided by the same temperature.
 
   In the equations, the source s of a pair is its anchor, and the target t is the other side. In
-  batches with a single language pair (`one_language_pair` of `vmsst.data.loader`), the similarities
+  batches with a single language pair (`one_language_pair` in `vmsst.data.loader`), the similarities
   among sources and among targets are therefore monolingual, as in the paper. In batches with
   several language pairs, labels compare sentences across languages, so the teacher must support all
   of these languages.

@@ -127,8 +127,8 @@ class LaserNetwork(nn.Module):
       projection.
     language_dim: Width of the decoder's language embedding.
     num_languages: Number of rows in the decoder's language table.
-    initializer_range: The LSTM decoder's parameters and both kinds of decoder's tables are
-      initialized uniformly between minus and plus this value.
+    initializer_range: The parameters of the LSTM decoder, or the tables of a transformer decoder,
+      are initialized uniformly between minus and plus this value.
     transformer_decoder: Configuration of a transformer decoder (default: use the LSTM decoder). Its
       `emb_dim` must be the sum of target_emb_dim, language_dim and the width of a sentence vector.
   """

@@ -15,7 +15,7 @@ from vmsst import arrays
 
 
 def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Array, "... B"]:
-  """Returns whether rows of `x` contain the same tokens as each row of `y_BU`, ignoring padding."""
+  """Returns whether each row of `x` equals each row of `y_BU`, ignoring padding."""
   length = max(x.shape[-1], y_BU.shape[-1])
 
   def pad(tokens: Int[Array, "... T"]) -> Int[Array, "... L"]:

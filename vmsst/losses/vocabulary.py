@@ -32,10 +32,10 @@ Inputs = TypeVar("Inputs")
 # spend more time on the kernel and its gradient, and larger chunks only take more memory
 # (benchmarks/vocab_projection.py).
 _CHUNK = 512
-# On accelerators, reading and writing the kernel and its gradient may take this share of the
-# matmuls' time.
+# On accelerators, reading and writing the kernel and its gradient may take at most this fraction of
+# the matmuls' time.
 _KERNEL_SHARE = 0.1
-# Logits may take this share of the memory. This limit takes precedence.
+# Logits may take at most this fraction of the memory. This limit takes precedence.
 _MEMORY_SHARE = 1 / 12
 _LOGIT_BYTES = 6  # logits in float32, and their gradients in bfloat16
 

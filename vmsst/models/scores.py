@@ -92,8 +92,8 @@ class SimilarityModel(base.BitextModel):
 class ScoreDistillationModel(contrastive_model.ContrastiveModel):
   """Trains the scores for a query's target and hard negatives to match a teacher's scores.
 
-  The teacher is usually a cross-encoder. Its scores are read from the float32 feature `scores`, [B,
-  1 + K]. Hard negatives that `ContrastiveModel` ignores are ignored here, too.
+  The teacher is usually a cross-encoder. The float32 feature `scores`, [B, 1 + K], contains its
+  scores. Hard negatives that `ContrastiveModel` ignores are ignored here, too.
 
   Attributes:
     distillation: "kl_divergence" compares distributions over the candidates; "margin_mse" compares

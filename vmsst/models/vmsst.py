@@ -19,7 +19,7 @@ from vmsst.losses import gaussian
 from vmsst.models import base, bitranslation, contrastive, gradient_caching
 from vmsst.networks import sentence_encoder, vmsst
 
-# A latent is reported as collapsed if its mutual information with the text, in nats, is lower.
+# A latent whose mutual information with the text is below this value, in nats, has collapsed.
 COLLAPSED_BELOW = 0.1
 # Latent names in metrics.
 LATENTS = ("semantic", "input_language", "target_language")

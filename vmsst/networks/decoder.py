@@ -49,7 +49,7 @@ class SentenceInjection(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """Pre-normed, residual causal self-attention, sentence injection and feed-forward layer."""
+  """Causal self-attention, sentence injection and feed-forward layer, pre-normed and residual."""
 
   config: t5.T5Config
   deterministic: bool

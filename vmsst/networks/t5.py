@@ -26,7 +26,8 @@ from vmsst.networks import dropout
 
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
-  # "minimal" recomputes everything except weight matmuls; "full", everything from a layer's input.
+  # "minimal" recomputes everything except the weight matmuls; "full" recomputes each layer from its
+  # input.
   "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "full": None,
 }
@@ -56,8 +57,8 @@ class T5Config:
       pooling are always float32.
     relpos_buckets: Number of relative-distance buckets; each direction has half of them.
     relpos_max_distance: All distances from this one on share the last bucket.
-    remat: What the backward pass recomputes: "none"; "minimal", everything except the weight
-      matmuls; or "full", each layer from its input.
+    remat: What the backward pass recomputes: nothing ("none"), everything except the weight matmuls
+      ("minimal"), or each layer from its input ("full").
     scan_layers: Whether to compile one layer and scan it over the stack, which computes the same
       function and compiles faster. Checkpoints then contain one stacked `layers` instead of
       `layers_0`, `layers_1`, ... A network with either setting can restore either kind of

@@ -69,8 +69,8 @@ class TransformerConfig:
       attention and feed-forward layers.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, norms and softmaxes are always
       float32.
-    remat: What the backward pass recomputes: "none"; "minimal", everything except the weight
-      matmuls; or "full", each layer from its input.
+    remat: What the backward pass recomputes: nothing ("none"), everything except the weight matmuls
+      ("minimal"), or each layer from its input ("full").
     scan_layers: Whether to compile one layer and scan it over the stack, which computes the same
       function and compiles faster. Checkpoints then contain one stacked `layers` instead of
       `layers_0`, `layers_1`, ... A network with either setting can restore either kind of

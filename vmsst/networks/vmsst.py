@@ -5,10 +5,10 @@ The top level of their parameters has the same names as in `sentence_encoder.Sen
 
 Language groups may have separate language encoders or decoders. A tuple maps the index of each
 language (see `vmsst.languages`) to the number of its group, or to -1 if the language has no group.
-With an empty tuple, all languages share one encoder or decoder. Every copy processes all rows, and
-each row uses the output of its group's copy. The results are exact under any sharding, but the
-FLOPs of the encoder or decoder are multiplied by the number of copies. Only copies for languages in
-the batch receive gradients.
+With an empty tuple, all languages share one language encoder or decoder. Every copy of an encoder
+or decoder processes all rows, and each row uses the output of its group's copy. The results are
+exact under any sharding, but the FLOPs of the encoder or decoder are multiplied by the number of
+copies. Only copies for languages in the batch receive gradients.
 
 Axes: `S` semantic latent, `G` language latent, and `Z` for the decoder's conditioning vector, which
 is `[z_lang; z_sem]` in VMSST and `z_sem` in BITRANSLATION.
