@@ -115,7 +115,7 @@ def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
   with pytest.raises(errors.InputError, match=r"v has 23 vectors of .*text\.txt with 24"):
     vector_store.open_text(text, folder)
   line_files.write_lines(tmp_path / "text.txt", reversed(LINES))
-  with pytest.raises(errors.InputError, match="vectors of another text than"):
+  with pytest.raises(errors.InputError, match="do not match the current text in"):
     vector_store.open_text(text, folder)
   naive_search.write_vectors(tmp_path / "foreign", np.ones([23, 3]))
   assert len(vector_store.open_text(text, tmp_path / "foreign").vectors) == 23

@@ -96,7 +96,7 @@ def test_broken_input_is_an_error(search):
     ((good, good[:0]), 1, "neighbors among (3 and )?0 vectors"),
     ((good, good[0]), 1, r"must be \[N, D\]"),
     ((good, good), 0, "k is 0; set it to an integer of 1 or more"),
-    ((good.astype(np.uint8),) * 2, 1, "uint8 vectors are quantized, so their cosines mean nothing"),
+    ((good.astype(np.uint8),) * 2, 1, "uint8 vectors are quantized, so their cosines are mean"),
   ):
     with pytest.raises(ValueError, match=message):
       search(*sides, k)
