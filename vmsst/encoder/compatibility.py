@@ -59,7 +59,7 @@ class Members:
       sources: Texts as in `encode`, vectors [N, D], a list of N vectors, or one vector [D].
       targets: Texts or vectors, in the same forms as the sources (default: the sources).
       languages: Languages of sources and targets, for encoders that require them.
-      **options: Options of `encode`, such as `batch_size`.
+      **options: Options for `encode`, such as `batch_size`.
 
     Raises:
       ValueError, TypeError, InputError: as in `encode`, or vectors have an unexpected shape.
@@ -105,7 +105,7 @@ class Members:
       neighbors: Number of nearest neighbors.
       margin: "ratio", "distance" or "absolute".
       languages: Languages of sources and targets, for encoders that require them.
-      **options: Options of `encode`, such as `batch_size`.
+      **options: Options for `encode`, such as `batch_size`.
 
     Raises:
       ValueError, TypeError, InputError: as in `encode`, no pairs are given, the sources and targets
@@ -231,7 +231,7 @@ def quantize(
   precision: Precision,
   ranges_2D: Float[np.ndarray, "2 D"] | None = None,
 ) -> np.ndarray:
-  """Quantizes vectors to save space, like `quantize_embeddings` of sentence-transformers.
+  """Quantizes vectors to save space, like `quantize_embeddings` in sentence-transformers.
 
   This function rounds to the nearest level, whereas sentence-transformers truncates.
 

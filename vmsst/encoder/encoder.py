@@ -406,7 +406,7 @@ class Encoder(compatibility.Members):
     return self.encode(sentences, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
-    """Returns the prefix selected by the arguments of `encode`. At most one can be set."""
+    """Returns the prefix selected by the arguments of `encode`. At most one argument can be set."""
     prefixes = {"prefix": prefix, "prompt": prompt, "prompt_name": prompt_name}
     prefixes = {argument: value for argument, value in prefixes.items() if value is not None}
     if len(prefixes) > 1:

@@ -30,7 +30,7 @@ def encode(
     texts: N texts.
     method: Method to call: "encode", "encode_query" or "encode_document". If the encoder lacks the
       method, "encode" is called.
-    **options: Options of `encode`, such as `language`, `batch_size` and `progress` (default:
+    **options: Options for `encode`, such as `language`, `batch_size` and `progress` (default:
       False). Options that `encode` does not support are dropped.
 
   Raises:

@@ -2,8 +2,8 @@
 
 An encoder is one of
 
-* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (exports
-  for sentence-transformers have a subfolder for each layer after the pooling);
+* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (a
+  sentence-transformers export also has a subfolder for each layer after pooling);
 * a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary inside
   or next to it;
 * a training run: the folder with its checkpoints. `best.json` selects the checkpoint; without this
@@ -158,7 +158,7 @@ def convert(
     config = transformers.read_object(folder / transformers.CONFIG_FILE)
   is_mt5 = config.get("model_type") in mt5.TYPES and config.get("feed_forward_proj") == "gated-gelu"
   if is_laser or is_mt5:
-    errors.check(not prefix, f"the prefix of {folder}", prefix, "None, because it has no prefix")
+    errors.check(not prefix, f"the prefix of {folder}", prefix, "None; such a model has no prefix")
   errors.check(is_mt5 or vocabulary is None, "vocabulary", vocabulary, f"None; {folder} has one")
   if is_laser:
     return laser.convert(folder)
