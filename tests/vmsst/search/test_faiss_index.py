@@ -133,7 +133,7 @@ def test_damage_is_found_before_faiss_reads_a_file(folder, monkeypatch):
 
 def test_broken_requests_are_errors(vectors_ND):
   for factory, message in (
-    ("HNSW32", "not supported: give one such as OPQ64"),
+    ("HNSW32", "not supported; give a string such as OPQ64"),
     ("IVF8,PQ3", "does not suit vectors of width 8"),
     ("IVF1000,Flat", "cannot be trained on 900 vectors; give fewer lists"),
   ):
