@@ -112,7 +112,7 @@ def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
     stream.write("one more, without an end")
   with pytest.raises(errors.InputError, match="give another folder"):
     embed(make_encoder(), text, folder)
-  with pytest.raises(errors.InputError, match=r"v has 23 vectors of .*text\.txt with 24"):
+  with pytest.raises(errors.InputError, match=r"23 vectors in .* not match .*text\.txt \(24"):
     vector_store.open_text(text, folder)
   line_files.write_lines(tmp_path / "text.txt", reversed(LINES))
   with pytest.raises(errors.InputError, match="do not match the current text in"):
