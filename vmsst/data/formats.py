@@ -28,7 +28,7 @@ ROLES = {
   # FlagEmbedding's files name the positives of a query "pos".
   **dict.fromkeys(("document", "passage", "answer", "pos"), "document"),
 }
-"""Role of a text, which selects its prompt, by column name."""
+"""Maps a column name to the role of its texts, which selects their prompt."""
 _SCORES = ("score", "label", "scores", "labels", "similarity_score", "teacher_scores")
 _IDS = ("id", "idx", "index")  # fields that are neither texts nor scores
 # If every column of the first line of a TSV file matches, the line is a header.

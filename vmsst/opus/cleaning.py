@@ -269,7 +269,7 @@ def _letters(scripts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]
 
 
 def _has_share(text: str, scripts: tuple[str, ...], share: float) -> bool:
-  """Returns whether `scripts` contain at least one letter and the given share of all letters."""
+  """Returns whether any letter, and at least `share` of all letters, belong to `scripts`."""
   script_letters, other_letters = _letters(scripts)
   other_runs = other_letters.findall(text)
   if not other_runs:

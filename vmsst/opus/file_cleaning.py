@@ -22,7 +22,7 @@ from vmsst.opus import cleaning
 from vmsst.search import exact_search, margins
 
 SURE = 0.8
-"""Minimum probability of an unexpected language for which a text is dropped."""
+"""Drop a text if an unexpected language has at least this probability."""
 
 
 def held_out_sentences(paths: Sequence[str]) -> cleaning.EvaluationSentences:
@@ -64,7 +64,7 @@ def clean(
 
   Returns:
     The number of pairs `read`, the number of pairs `kept`, and the number of pairs dropped for each
-      reason: one of `cleaning.REASONS`, `held_out`, `duplicate` or `language`.
+    reason: one of `cleaning.REASONS`, `held_out`, `duplicate` or `language`.
 
   Raises:
     InputError: a file cannot be read or has further columns, or py3langid is not installed.
@@ -78,9 +78,7 @@ def clean(
   with path.open("wb") as stream:
     for bitext, row in ((x, row) for x in bitexts for row in readers.read_rows(x)):
       if len(row.texts) > 2:
-        raise errors.InputError(
-          f"{bitext}:{row.number}: unexpected columns after the pair; remove them"
-        )
+        raise errors.InputError(f"{bitext}:{row.number}: extra columns after the pair; remove them")
       counts["read"] += 1
       texts = cleaner(*row.texts)
       if isinstance(texts, str):

@@ -1,4 +1,4 @@
-"""Recipes, which define a dataset's OPUS corpora, languages and sizes, and pair sampling.
+"""Recipes define which OPUS corpora and languages a dataset contains, and how it is sampled.
 
 A recipe is a YAML file. The papers' recipes are in `recipe_files/`. Here is an example:
 
@@ -92,7 +92,7 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """How many pairs to use for validation, for each corpus and language pair.
 
   Attributes:
-    share: Fraction of the pairs that remain after caps, rounded down to whole pairs.
+    share: Fraction of the pairs that remain after the caps, rounded down to whole pairs.
     at_most: Maximum number of pairs (default: no limit).
   """
 

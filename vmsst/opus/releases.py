@@ -159,8 +159,6 @@ def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archi
   for code in codes:
     matches = [x for x in members if _fold(x.name.rpartition(".")[2]) == _fold(code)]
     if len(matches) != 1:
-      raise archives.DamagedError(
-        f"{len(matches)} archive members end with .{code}; exactly one is required"
-      )
+      raise archives.DamagedError(f"{len(matches)} members end with .{code}; exactly one must")
     texts += matches
   return texts

@@ -139,8 +139,8 @@ def clean(
     release: The release.
     rules: Rules for normalizing and filtering.
     held_out: Path of a file with the `EvaluationSentences` to exclude, and their digest.
-    count: Number of buckets. A pair whose `cleaning.keys` give the pair hash `key` is written to
-      the bucket `key % count`.
+    count: Number of buckets. Each pair is written to the bucket `key % count`, where `key` is the
+      hash of the pair from `cleaning.keys`.
 
   Returns:
     The numbers of pairs by reason and by evaluation set, the first faults, and the number of faults

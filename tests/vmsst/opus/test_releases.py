@@ -135,12 +135,10 @@ def test_damaged_archives_are_reported(tmp_path):
     uncompressed.getvalue().replace(b"xx\nyy", b"xx\nzy"): damaged,  # Its checksum shows it.
     b"<html>not found</html>": damaged,
     opus_tree.zipped(members)[:-30]: damaged,
-    opus_tree.zipped(
-      {"X.de-en.de": b"a\n"}
-    ): "0 archive members end with .en; exactly one is required",
+    opus_tree.zipped({"X.de-en.de": b"a\n"}): "0 members end with .en; exactly one must",
     opus_tree.zipped(
       {**members, "Y.de-en.de": b"a\n", "Y.de-en.en": b"b\n"}
-    ): "2 archive members end with .de",
+    ): "2 members end with .de",
   }.items():
     (tmp_path / "a.zip").write_bytes(content)
     rows, faults = _read(_release(tmp_path / "a.zip"))
