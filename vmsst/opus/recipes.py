@@ -256,13 +256,13 @@ def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
 
 
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
-  """Chooses how many rows to sample from each cell, and returns the sample as rank bounds.
+  """Chooses which rows to sample from each corpus and language pair, and returns rank bounds.
 
   A sample consists of the rows with the lowest ranks, of which the very lowest are used for
   validation. Ranks are pseudo-random, so the sample is random, and the sample for a smaller cap is
   a subset of the sample for a larger cap. If a language still has more training pairs than its
-  target after the caps, its largest cells are reduced to the same size, and its smaller cells are
-  used in full.
+  target after the caps, its largest cells (a corpus in a language pair) are reduced to the same
+  size, and its smaller cells are used in full.
 
   Args:
     recipe: Specifies the caps, the targets and the numbers of validation pairs.
