@@ -227,8 +227,7 @@ def _moses_pair(path: str, language_pair: tuple[Language, Language] | None) -> B
   if len(pair) != 2 or not paths.keys() >= set(pair):
     raise errors.InputError(
       f"{path} needs one counterpart with a known language code, but the folder has files in "
-      f"{', '.join(x.name for x in by_name)}; add the counterpart, rename files, or specify the "
-      "languages"
+      f"{', '.join(x.name for x in by_name)}; add or rename a file, or specify the languages"
     )
   return BitextFile((paths[pair[0]], paths[pair[1]]), "moses", *pair)
 
