@@ -56,8 +56,8 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
 
   if language is None:
     raise errors.InputError(
-      "this vocabulary splits text into words by language-specific rules; pass one language, such "
-      'as language="de", or a list with one language for each text'
+      "this vocabulary splits text into words by language-specific rules; pass language=, for "
+      'example language="de", or a list with one language for each text'
     )
   if isinstance(language, (str, languages.Language)):
     language = [language] * len(texts)

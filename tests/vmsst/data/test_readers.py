@@ -101,7 +101,7 @@ def test_moses_languages_without_a_pair_in_the_name(tmp_path):
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"))
   assert (bitext.source, bitext.target) == (language("de"), language("en"))
   line_files.write_text(tmp_path / "train.fr", "a\n")
-  with pytest.raises(errors.InputError, match="files in French, German, English; add it"):
+  with pytest.raises(errors.InputError, match="files in French, German, English; add or rename"):
     readers.find_bitext(str(tmp_path / "train.en"))
   (bitext,) = readers.find_bitext(str(tmp_path / "train.*"), languages=("fr", "de"))
   assert bitext.paths == (str(tmp_path / "train.fr"), str(tmp_path / "train.de"))

@@ -148,7 +148,7 @@ def test_a_file_in_a_store_and_scores_before_its_pairs(monkeypatch, caplog):
   store = memory_store.installed(monkeypatch)
   store.pipe_file("gs://bucket/mined.tsv", b"1.2\ta\tb\n")
   assert read("gs://bucket/mined.tsv")[1] == {"inputs": ["t: a"], "targets": ["t: b"]}
-  assert "gs://bucket/mined.tsv: numbers in column 1 do not count" in caplog.text
+  assert "gs://bucket/mined.tsv: ignoring the scores in column 1" in caplog.text
 
 
 def test_files_give_their_lines_in_order(tmp_path):

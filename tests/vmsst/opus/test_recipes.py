@@ -101,7 +101,7 @@ def test_a_custom_recipe(tmp_path):
       r"'de' is not a language pair.*\[0\]\.caps`",
     ),
     ("name: ../../x\n", "regex .* - at `name`"),
-    ("name: x\nlanguages: [en, no]\n", r"False is not text.*`languages\[1\]`"),
+    ("name: x\nlanguages: [en, no]\n", r"False is not a string.*`languages\[1\]`"),
     ("name: x\ntargets: {de: 1}\n", "targets require pivots"),
     ("name: !!python/object/apply:os.system ['touch ran']\n", "could not determine a constructor"),
   ],
