@@ -30,7 +30,9 @@ Batch = Mapping[str, np.ndarray]
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
 GROUP = 16
-"""Number of batches whose rows are sorted by length together."""
+"""Minimum number of batches whose rows are sorted by length together."""
+GROUP_ROWS = 1024
+"""Minimum number of rows to sort together, so that the rare long texts can share a small batch."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Number of threads that read and tokenize chunks, and number of chunks to read ahead."""
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
@@ -422,7 +424,7 @@ def length_batches(
 ) -> grain.IterDataset:
   """Batches rows of similar length. Drops an incomplete last batch.
 
-  Enough rows for `GROUP` batches are sorted at a time.
+  At least `GROUP_ROWS` rows, and enough rows for `GROUP` batches, are sorted at a time.
 
   Args:
     rows: Dataset whose elements are groups of rows, as columns [N, ...], with token ids under
@@ -446,7 +448,8 @@ def length_batches(
       order_KN = np.random.default_rng([seed % 2**63, number]).permutation(order_KN)
     return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
 
-  groups = grain.experimental.RebatchIterDataset(rows, size * GROUP)
+  group_size = size * max(GROUP, -(-GROUP_ROWS // size))
+  groups = grain.experimental.RebatchIterDataset(rows, group_size)
   return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
 
 
