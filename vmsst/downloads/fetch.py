@@ -104,8 +104,7 @@ class Fetcher:
       True if the file was downloaded; False if `path` exists and matches the published file.
 
     Raises:
-      InputError: the file cannot be downloaded, or its size or checksum differs from the published
-        one.
+      InputError: the file cannot be downloaded, or does not match the published size or checksum.
     """
     if path.exists():
       if problem := file.difference(path):

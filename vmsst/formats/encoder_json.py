@@ -61,7 +61,7 @@ class EncoderAssets(msgspec.Struct, frozen=True):
     network: Maps token ids to sentence vectors.
     vocabulary: Maps sentences to token ids.
     max_length: Maximum number of tokens per sentence, including EOS. Longer ones are truncated.
-    generator: The network with its decoder, if the run trained one.
+    generator: The network with its decoder, if the run trained a decoder.
     languages: Language codes of the training data, if known.
     similarity_fn_name: How to compare vectors, one of `SIMILARITIES`.
   """

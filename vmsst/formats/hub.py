@@ -81,7 +81,7 @@ def check_upload(repository: str) -> None:
 def upload(
   folder: pathlib.Path, repository: str, *, public: bool = False, revision: str | None = None
 ) -> str:
-  """Uploads all files of a folder in one commit, and returns the URL of the commit.
+  """Uploads all files in a folder in one commit, and returns the URL of the commit.
 
   The Hub keeps files from an interrupted upload, so the next call does not send them again.
 

@@ -220,7 +220,7 @@ def _transformer(
 
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
-  """Returns the path of an encoder's `.spm` or `.cvocab`, or LASER2's file if it has neither."""
+  """Returns an encoder's `.spm` or `.cvocab` file, or LASER2's if the encoder has neither file."""
   has_files = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
   file = path.with_suffix(suffix) if has_files else path.with_name(f"laser2{suffix}")
   if not file.is_file():

@@ -302,7 +302,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
       checksums.setdefault(folder, {})[name] = digest
     for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
-        continue  # Without this folder, the run finds its place by skipping batches.
+        continue  # Without this folder, the run skips the batches that it has already used.
       files = set(storage.files_below(checkpoint / folder))
       for name, digest in checksums.get(folder, {}).items():
         if name not in files:

@@ -199,7 +199,7 @@ TOKEN_TABLE = "token_embedder/embedding"
 
 
 class Row(NamedTuple):
-  """Maps a tensor of another library to parameters.
+  """Maps a tensor from another library to parameters.
 
   Attributes:
     source: Name of the tensor. If empty, the model has no such tensor, and the parameter is set to
@@ -328,7 +328,7 @@ def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source
   """Looks up a parameter in a checkpoint of either layout; returns None if it is missing.
 
   If a network has fewer layers than the checkpoint, it reads the first layers. This does not work
-  if both have scanned layers.
+  if the network and the checkpoint both have scanned layers.
 
   Args:
     name: Name of the parameter.

@@ -126,7 +126,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     return cast(tuple[int, ...], leading_ids)
 
   def with_prefix(self, prefix: str) -> "HuggingFaceVocabulary":
-    """Returns this vocabulary with another prefix, without reading the file a second time."""
+    """Returns this vocabulary with a different prefix, without reading the file again."""
     vocabulary = dataclasses.replace(self, prefix=prefix)
     vocabulary.__dict__["_loaded"] = self._loaded
     return vocabulary
@@ -922,7 +922,7 @@ def _of_sentencepiece(
 
 
 def _lowercase() -> list[Any]:
-  """Returns normalizers that lowercase like `vocabularies.small_letters`, including final Σ to ς."""
+  """Returns normalizers that lowercase like `vocabularies.small_letters`, including a final Σ."""
   return [normalizers.Replace(tokenizers.Regex(_FINAL_SIGMA), "ς"), normalizers.Lowercase()]
 
 
