@@ -3,19 +3,19 @@
   python benchmarks/alignment.py --data=DATA --encoder=intfloat/multilingual-e5-small \
     --vecalign=VECALIGN
 
-DATA/alignment has texts `dev.de` and `dev.fr` and their gold alignment `dev.defr`, and perhaps more
-texts (--texts). Without an encoder, vectors are counts of hashed character 4-grams. VECALIGN is a
-checkout of thompsonb/vecalign after `python setup.py build_ext --inplace`. Variants:
+DATA/alignment contains the texts `dev.de` and `dev.fr`, their gold alignment `dev.defr`, and
+optionally more texts (--texts). Without an encoder, vectors are counts of hashed character 4-grams.
+VECALIGN is a checkout of thompsonb/vecalign after `python setup.py build_ext --inplace`. Variants:
 
-* joined: vectors of groups are the encoder's vectors of joined sentences;
-* summed: vectors of groups are sums of vectors of sentences;
-* vecalign: Vecalign with the vectors of joined, and its defaults.
+* joined: the vector of a group is the encoder's vector of the joined sentences;
+* summed: the vector of a group is the sum of the sentence vectors;
+* vecalign: Vecalign with its defaults and the vectors of joined.
 
---sentences measures time and memory for two documents of this length with random vectors
-[N, 384], whose groups are sums.
+--sentences measures time and memory for two documents of this length with random vectors [N, 384].
+The vector of a group is a sum.
 
-Prints one JSON line per length and variant. `seconds` is the time of alignment alone, given the
-vectors; scores are over all texts. In the last line, `ratio` is the strict F1 of joined divided by
+Prints one JSON line per length and variant. `seconds` is the time of the alignment without the
+encoder; scores are over all texts. In the last line, `ratio` is the strict F1 of joined divided by
 the strict F1 of vecalign, or of summed without --vecalign; `speed_ratio` is the time of the same
 variant divided by the time of joined.
 """
@@ -51,7 +51,7 @@ class Hashing:
 
 
 class Noisy:
-  """Maps a number to its random vector, with other noise at each call."""
+  """Maps a number to a random vector, with new noise at each call."""
 
   def __init__(self, count):
     self.rng = np.random.default_rng(0)
@@ -63,12 +63,12 @@ class Noisy:
 
 
 def measure_length(count):
-  """Returns time and peak memory, with vectors, for two documents; a tenth is missing in each."""
-  encoder, kept = Noisy(count), np.random.default_rng(1).random((2, count)) > 0.1
-  numbers = [[str(n) for n in np.flatnonzero(is_kept)] for is_kept in kept]
-  sides = [document_alignment.group_vectors(side, encoder, 7, summed=True) for side in numbers]
+  """Returns time and peak memory for two documents. Each lacks a tenth of the sentences."""
+  encoder, is_present = Noisy(count), np.random.default_rng(1).random((2, count)) > 0.1
+  numbers = [[str(n) for n in np.flatnonzero(present)] for present in is_present]
+  groups = [document_alignment.group_vectors(texts, encoder, 7, summed=True) for texts in numbers]
   start = time.perf_counter()
-  with_vmsst(sides, 8)
+  with_vmsst(groups, 8)
   return {
     "sentences": [*map(len, numbers)],
     "seconds": round(time.perf_counter() - start, 2),
@@ -76,22 +76,22 @@ def measure_length(count):
   }
 
 
-def copies(sides):
-  return [side._replace(vector_FD=side.vector_FD.copy()) for side in sides]
+def copies(groups):
+  return [group._replace(vector_FD=group.vector_FD.copy()) for group in groups]
 
 
-def with_vmsst(sides, max_size):
-  document_alignment.center(*sides)
-  return document_alignment.align_groups(*sides, max_size=max_size)
+def with_vmsst(groups, max_size):
+  document_alignment.center(*groups)
+  return document_alignment.align_groups(*groups, max_size=max_size)
 
 
-def with_vecalign(sides, max_size):
+def with_vecalign(groups, max_size):
   from vecalign import dp_utils
 
   random.seed(42)
-  np.random.seed(42)  # noqa: NPY002  # of Vecalign
+  np.random.seed(42)  # noqa: NPY002  # Vecalign uses the global generator.
   stack = dp_utils.vecalign(
-    *(side.vector_FD[side.row_GN] for side in sides),
+    *(group.vector_FD[group.row_GN] for group in groups),
     dp_utils.make_alignment_types(max_size),
     del_percentile_frac=0.2,
     width_over2=-(-max_size // 2) + 5,
@@ -108,9 +108,11 @@ def main() -> None:
   parser.add_argument("--texts", nargs="+", default=["dev"], help="names of texts, such as test0")
   parser.add_argument("--languages", nargs=2, default=["de", "fr"], help="source and target")
   parser.add_argument("--encoder", help="encoder (default: character 4-grams)")
-  parser.add_argument("--prompt", help="text before every text (default: the encoder's)")
+  parser.add_argument("--prompt", help="prompt before texts (default: the encoder's prompt)")
   parser.add_argument("--vecalign", help="folder of Vecalign")
-  parser.add_argument("--max_size", type=int, default=8, help="sentences of both groups together")
+  parser.add_argument(
+    "--max_size", type=int, default=8, help="maximum sentences of an aligned pair"
+  )
   parser.add_argument("--repeats", type=int, default=3, help="repeats of each measurement")
   parser.add_argument("--sentences", type=int, nargs="*", default=[], help="lengths to measure")
   options = parser.parse_args()
@@ -131,8 +133,8 @@ def main() -> None:
   groups = {
     summed: [
       [
-        document_alignment.group_vectors(side, encoder, options.max_size - 1, summed=summed)
-        for side in pair
+        document_alignment.group_vectors(lines, encoder, options.max_size - 1, summed=summed)
+        for lines in pair
       ]
       for pair in texts
     ]
@@ -141,27 +143,29 @@ def main() -> None:
   lines = {}
   for variant, align in variants.items():
     results, seconds = [], 0.0
-    for sides in groups[variant == "summed"]:
+    for pair_groups in groups[variant == "summed"]:
       run = functools.partial(align, max_size=options.max_size)
-      times = measure.timed(lambda run=run, sides=sides: run(copies(sides)), options.repeats)
+      times = measure.timed(
+        lambda run=run, pair_groups=pair_groups: run(copies(pair_groups)), options.repeats
+      )
       seconds += min(times["seconds"])
-      results.append(run(copies(sides)))
+      results.append(run(copies(pair_groups)))
     scores = alignment.alignment_scores(gold, results)
     lines[variant] = {
       "benchmark": "alignment",
       "variant": variant,
       "encoder": options.encoder or "character 4-grams",
       "texts": options.texts,
-      "sentences": [sum(len(pair[side]) for pair in texts) for side in (0, 1)],
+      "sentences": [sum(len(pair[column]) for pair in texts) for column in (0, 1)],
       **measure.machine("numpy"),
       "seconds": round(seconds, 4),
       **{name: round(value, 4) for name, value in scores.items()},
     }
     print(json.dumps(lines[variant]), flush=True)
-  ours, baseline = lines["joined"], lines["vecalign" if options.vecalign else "summed"]
+  joined, baseline = lines["joined"], lines["vecalign" if options.vecalign else "summed"]
   ratios = {
-    "ratio": ours["strict_f1"] / baseline["strict_f1"],
-    "speed_ratio": baseline["seconds"] / ours["seconds"],
+    "ratio": joined["strict_f1"] / baseline["strict_f1"],
+    "speed_ratio": baseline["seconds"] / joined["seconds"],
   }
   rounded = {name: round(value, 3) for name, value in ratios.items()}
   print(json.dumps({"benchmark": "alignment", **rounded}))

@@ -1,26 +1,25 @@
-"""Trains the rows of a table on the same data with several seeds and writes the table.
+"""Trains all models of a table on the same data with several seeds, and writes the table.
 
   python benchmarks/compare.py objectives --data_root DATA --output_dir DIR
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
 
-`COMPARISONS` lists the gin files to train; all must have the same data, sizes and steps;
-`--gin TRAIN_STEPS=8000 BATCH_SIZE=256` changes them in all. DATA contains the folders of their
+`COMPARISONS` lists the gin files to train. They must have the same data, sizes and steps; change
+them in all rows with `--gin TRAIN_STEPS=8000 BATCH_SIZE=256`. DATA contains the folders of the
 training files and of the evaluation sets (`comparison_tasks.SUITES`). Rerun an interrupted command
-to resume: it reuses the existing vocabulary, checkpoints and evaluations, and reports an error if
-other settings, training files or teachers made them.
+to resume. It reuses the vocabulary, checkpoints and evaluations in DIR, and reports an error if
+they belong to other settings, training files or teachers.
 
-A run is stored in DIR/<row>/seed_<n>; DIR/table.md and DIR/table.json are updated after each.
-Scores are x 100. A set counts if all its languages were seen in training, except for the unseen
-ones of Tatoeba. Intervals are those of a paired bootstrap over sentences. `untrained` is the first
-row's encoder with random parameters, a baseline that matches names, numbers and words shared
-between languages. The vocabulary is trained for the comparison, unless the gin files name one.
-Students of a teacher start from its parameters and share its vocabulary; `pretrained` is the
-teacher itself, which also mines the hard negatives of the rows that need them.
+Runs are in DIR/<row>/seed_<n>. DIR/table.md and DIR/table.json are updated after each run. Scores
+are x 100. A score is a mean over the sets with languages seen in training; only the column "Tatoeba
+unseen" uses other sets. Intervals come from a paired bootstrap over sentences. `untrained` is the
+encoder of the first row with random parameters, a baseline that matches names, numbers and words
+shared between languages. The vocabulary is trained for the comparison, unless the gin files set
+one. Students start from the parameters of the teacher and use its vocabulary. `pretrained` is the
+teacher itself. The teacher also mines hard negatives for the rows that need them.
 """
 
 import argparse
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -53,13 +52,13 @@ class Row:
   """A row of the table.
 
   Attributes:
-    label: Its name in the table.
+    label: Name in the table.
     gin_files: The gin files to train with, in order.
-    variant: A gin file whose settings are added if they differ from those of its include.
+    variant: A gin file. The row adds the settings in which this file differs from its include.
     bindings: Additional settings.
-    baseline: Label of the row of the encoder before training; None: another row has it.
-    teacher: Whether the model learns from vectors of the teacher.
-    negatives: Whether to train on the files of PATTERNS with hard negatives that the teacher mines.
+    baseline: Label for a row with the encoder before training (default: no such row).
+    teacher: Whether the model learns from the teacher's vectors.
+    negatives: Whether the teacher mines hard negatives for the training pairs.
   """
 
   label: str
@@ -73,14 +72,14 @@ class Row:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-  """A table: its rows by the folder of their runs, and its columns.
+  """The rows and columns of a table.
 
   Attributes:
-    rows: The rows.
-    suite: The columns, a name in `comparison_tasks.SUITES`.
-    same: Settings that must be the same in all rows.
-    from_teacher: Macro of the encoder that runs start from, the teacher, which must be given:
-      INITIAL_CHECKPOINT_PATH of a run, or ENCODER of a released encoder; None: no teacher.
+    rows: Rows by the name of their folder.
+    suite: Columns, a name in `comparison_tasks.SUITES`.
+    same: Settings that must be equal in all rows.
+    from_teacher: Macro for the teacher, the encoder that runs start from (default: no teacher).
+      INITIAL_CHECKPOINT_PATH if the teacher is a run, ENCODER if it is a released encoder.
   """
 
   rows: Mapping[str, Row]
@@ -100,7 +99,7 @@ _DEEPER = {"t5.T5Config.num_encoder_layers": 3}
 
 
 def _ems_row(label: str, variant: str | None = None, **bindings: Any) -> Row:
-  """A row with the data, sizes and optimizer of EMS."""
+  """Returns a row with the data, sizes and optimizer of EMS."""
   model = {"laser": "models/laser.gin", "bitranslation": "models/bitranslation.gin"}.get(variant)
   return Row(
     label,
@@ -132,17 +131,17 @@ def _batches_row(label: str, *, grouped: bool) -> Row:
 def _objective(
   label: str, model: str, *, baseline: str | None = None, layer: str | None = None, **bindings: Any
 ) -> Row:
-  own: Bindings = {}
+  objective_bindings: Bindings = {}
   if model == "contrastive":
-    own["DROPOUT_RATE"] = 0.0  # two passes over the data
+    objective_bindings["DROPOUT_RATE"] = 0.0  # two passes over the data
   elif model.startswith("vmsst"):
-    own["KL_ANNEAL_STEPS"] = 20000  # ten times the steps, as in section 6.4
+    objective_bindings["KL_ANNEAL_STEPS"] = 20000  # ten times the steps, as in section 6.4
   files = (f"models/{model}.gin", "runs/comparison.gin", *([layer] if layer else []))
-  return Row(label, files, bindings=own | bindings, baseline=baseline)
+  return Row(label, files, bindings=objective_bindings | bindings, baseline=baseline)
 
 
 def _ablation(label: str, model: str = "vmsst", **bindings: Any) -> Row:
-  """A row of "objectives" with a quarter of the steps, so that all take three hours."""
+  """Returns a row like "objectives" with a quarter of the steps: all rows take three hours."""
   annealing = {"KL_ANNEAL_STEPS": 5000} if model == "vmsst" else {}
   steps = {"TRAIN_STEPS": 500, "EVAL_PERIOD": "%TRAIN_STEPS"}
   return _objective(label, model, **steps, **annealing, **bindings)
@@ -158,7 +157,7 @@ _FULL = ("es", "en", "ar", "tr")
 
 
 def _students() -> Iterator[tuple[str, Row]]:
-  """Yields each loss for each language pair, as in Table 2 of the soft contrastive paper."""
+  """Yields one row per loss and language pair, as in Table 2 of the soft contrastive paper."""
   hard = {"LABELS": "hard", "TCM": False, "TEACHER_DIM": None}
   muse = {
     "ENCODER": "@transformer.TransformerConfig()",
@@ -186,27 +185,27 @@ def _students() -> Iterator[tuple[str, Row]]:
 
 
 def _released() -> Iterator[tuple[str, Row]]:
-  """Yields losses and labels for each language pair, from a released encoder, for 2 cores."""
+  """Yields one row per loss and language pair that starts from a released encoder, for 2 cores."""
   setting = {
     "starting_encoders.max_length.limit": 64,
     "BATCH_SIZE": 32,  # section 4.1
     "SCALE": 10.0,
-    "LEARNING_RATE": 3e-5,  # of the release
+    "LEARNING_RATE": 3e-5,  # as in the released code
     "EVAL_PERIOD": "%TRAIN_STEPS",
     "CHECKPOINT_PERIOD": "%TRAIN_STEPS",
     "KEEP_CHECKPOINTS": 1,
     "train.run_eval_before_training": False,
   }
   soft = {"OBJECTIVE": "soft_contrastive"}
-  plain = {**soft, "finetuning.model.monolingual": False}
+  without_monolingual = {**soft, "finetuning.model.monolingual": False}
   for name, path in {
     "en-ko": "bitext_other/kor-eng.park_jhe.tsv.gz",
     "en-fr": "bitext_tatoeba/fra-eng.tsv.gz",
   }.items():
     for key, label, bindings in (
       ("soft", "soft, Priority + TCM", soft),
-      ("priority", "soft, Priority", plain),
-      ("average", "soft, Average", {**plain, "finetuning.model.labels": "average"}),
+      ("priority", "soft, Priority", without_monolingual),
+      ("average", "soft, Average", {**without_monolingual, "finetuning.model.labels": "average"}),
       ("hard", "hard contrastive", {}),
       ("mse", "MSE", {"OBJECTIVE": "distillation"}),
       ("muse", "mUSE", {"NUM_NEGATIVES": 3}),
@@ -247,13 +246,13 @@ COMPARISONS = {
       "labse_joint": _ems_row("LaBSE-EMS-joint", "labse_joint"),
       "no_language_token": _ems_row("- langs tok", "no_language_token"),
       "shared_embedding": _ems_row("share L_emb params", "shared_embedding"),
-      "ugt": _ems_row("UGT for XTR", "ugt", MASK_ID=2),  # the unknown piece, which is rare
+      "ugt": _ems_row("UGT for XTR", "ugt", MASK_ID=2),  # the unknown piece: it is rare
       "laser": _ems_row("LASER (transformer)", "laser", **_EMS_LASER),
       "bitranslation": _ems_row("BITRANSLATION", "bitranslation", **_EMS_T5),
     },
     suite="ems",
   ),
-  # Tables 4 and 6 of the VMSST paper, and what makes VMSST differ from BITRANSLATION.
+  # Tables 4 and 6 of the VMSST paper, and variants between VMSST and BITRANSLATION.
   "ablations": Comparison(
     {
       "vmsst": _ablation("VMSST"),
@@ -291,14 +290,14 @@ COMPARISONS = {
     same=("VOCAB_SIZE", "MAX_LENGTH", "EMBED_DIM", "BATCH_SIZE", "TRAIN_STEPS", "LEARNING_RATE"),
     from_teacher="INITIAL_CHECKPOINT_PATH",
   ),
-  # The same with a released encoder, and Tables 4 and 5.
+  # Tables 2, 4 and 5 of the soft contrastive paper, from a released encoder.
   "released": Comparison(
     dict(_released()),
     suite="soft_contrastive",
     same=("BATCH_SIZE", "TRAIN_STEPS", "LEARNING_RATE"),
     from_teacher="ENCODER",
   ),
-  # Batches sampled at random, as in the papers, or of sentences of similar length.
+  # Random batches, as in the papers, or batches of sentences with similar lengths.
   "batches": Comparison(
     {
       "random": _batches_row("CONTRASTIVE, random batches", grouped=False),
@@ -326,14 +325,14 @@ class _AsText(config_parser.ParserDelegate):
 
 
 def read_gin(path: pathlib.Path) -> Bindings:
-  """Returns the bindings of a gin file and its includes; the last one of each name counts."""
+  """Returns the bindings of a gin file and its includes; later bindings override earlier ones."""
   if not path.is_file():
     raise errors.InputError(f"gin file {path} does not exist")
   return parse_gin(path.read_text(encoding="utf-8"))
 
 
 def parse_gin(text: str) -> Bindings:
-  """Returns the bindings of a text and its includes; the last one of each name counts."""
+  """Returns the bindings of gin text and its includes; later bindings override earlier ones."""
   bindings: Bindings = {}
   for statement in config_parser.ConfigParser(text, _AsText()):
     if isinstance(statement, config_parser.IncludeStatement):
@@ -345,7 +344,7 @@ def parse_gin(text: str) -> Bindings:
 
 
 def read_row(row: Row, overrides: Bindings) -> Bindings:
-  """Returns the bindings of a row's gin files, its own bindings, and those of the command line."""
+  """Returns all bindings of a row: gin files, the row's settings and the command line."""
   bindings: Bindings = {}
   for name in row.gin_files:
     bindings |= read_gin(vmsst.gin_dir() / name)
@@ -368,12 +367,14 @@ def row_overrides(row: Row) -> Bindings:
 
 
 def read_rows(comparison: Comparison, overrides: Bindings) -> dict[str, Bindings]:
-  """Returns the bindings of every row; raises InputError if they are not comparable."""
+  """Returns the bindings of all rows; raises InputError if the rows are not comparable."""
   bindings = {key: read_row(row, overrides) for key, row in comparison.rows.items()}
   for name in comparison.same:
-    values = {key: each.get(name) for key, each in bindings.items()}
+    values = {key: row_bindings.get(name) for key, row_bindings in bindings.items()}
     if len({repr(value) for value in values.values()}) > 1:
-      raise errors.InputError(f"the gin files differ in {name}: {values}; set it alike in all")
+      raise errors.InputError(
+        f"the gin files differ in {name}: {values}; set the same value in all"
+      )
   return bindings
 
 
@@ -393,33 +394,35 @@ def training_files(bindings: Bindings, data_root: str) -> list[readers.BitextFil
 def evaluate_run(
   run: pathlib.Path, data_root: str, columns: Mapping[str, comparison_tasks.Column], encoder: str
 ) -> dict[str, Any]:
-  """Returns scores of an encoder, those of single sentences, times and settings.
+  """Returns scores of an encoder and of single sentences, times and settings.
 
   Args:
-    run: Folder of a run, which determines the languages seen in training.
+    run: Folder of a run. Its training files determine the seen languages.
     data_root: Folder of the data.
     columns: The columns to compute.
     encoder: "trained" (the run's latest checkpoint), "untrained", or the folder of another run.
   """
   start = time.perf_counter()
   bindings = read_gin(run / "config.gin")
-  known = {x for file in training_files(bindings, data_root) for x in (file.source, file.target)}
-  seen = suite.seen_test(known)
+  training_languages = {
+    x for file in training_files(bindings, data_root) for x in (file.source, file.target)
+  }
+  seen = suite.seen_test(training_languages)
   if encoder == "untrained":
     loaded = random_encoder(run, bindings["RANDOM_SEED"])
   else:
     loaded = vmsst.load(run if encoder == "trained" else encoder)
   sentences: comparison_tasks.Sentences = {}
   benchmarks = [
-    comparison_tasks.recording(each, seen, sentences)
-    for each in comparison_tasks.benchmarks_of(columns, seen)
+    comparison_tasks.recording(benchmark, seen, sentences)
+    for benchmark in comparison_tasks.benchmarks_of(columns, seen)
   ]
-  # A benchmark may have no task in these languages, but its data must exist.
+  # The data of all benchmarks must exist, even without a task in these languages.
   root = pathlib.Path(data_root)
-  if absent := list(filter(None, (each.files.absence(root) for each in benchmarks))):
+  if absent := list(filter(None, (x.files.absence(root) for x in benchmarks))):
     raise errors.InputError("; ".join(absent))
-  found = suite.evaluate(loaded, benchmarks, root, name=encoder, seen=known)
-  results = {key: suite.collect_results(each) for key, each in found["benchmarks"].items()}
+  evaluation = suite.evaluate(loaded, benchmarks, root, name=encoder, seen=training_languages)
+  results = {key: suite.collect_results(x) for key, x in evaluation["benchmarks"].items()}
   training = uptime(run) if encoder == "trained" else 0.0
   return {
     "scores": comparison_tasks.scores(columns, results, seen),
@@ -430,14 +433,14 @@ def evaluate_run(
 
 
 def random_encoder(run: pathlib.Path, seed: int) -> Any:
-  """Returns a run's encoder with random parameters of the same initial distribution."""
+  """Returns a run's encoder with newly initialized parameters."""
   loaded = encoder_json.load_encoder_assets(run)
   params = loaded.network.init(jax.random.key(seed), jnp.zeros((1, 1), jnp.int32))["params"]
   return vmsst.Encoder(loaded.network, params, loaded.vocabulary, max_length=loaded.max_length)
 
 
 def uptime(run: pathlib.Path) -> float:
-  """Returns the wall time from the start of each training process to its last metrics, summed."""
+  """Returns the total wall time of all training processes, each until its last metrics."""
   total = last = 0.0
   for line in (run / "train" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
     now = json.loads(line).get("timing/uptime", last)
@@ -447,7 +450,7 @@ def uptime(run: pathlib.Path) -> float:
 
 
 def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
-  """Saves the settings of a new run; raises InputError if a run was started with others."""
+  """Saves the settings of a new run; raises InputError if an old run has other settings."""
   before = read_json(run / "settings.json")
   if before is None:
     outputs.write_json(run / "settings.json", settings)
@@ -455,7 +458,7 @@ def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
     names = sorted(x for x in {*before, *settings} if before.get(x) != settings.get(x))
     changes = "; ".join(f"{x} was {before.get(x)}, is {settings.get(x)}" for x in names[:5])
     raise errors.InputError(
-      f"{run} was made with other settings ({len(names)} differ): {changes}; choose another "
+      f"{run} has other settings ({len(names)} differ): {changes}; choose another "
       "--output_dir or delete that folder"
     )
 
@@ -469,7 +472,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def run_command(what: str, *command: str) -> None:
-  environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": ""}  # so that times include compiling
+  environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": ""}  # Times include compiling.
   if code := subprocess.run([sys.executable, *command], env=environment, check=False).returncode:
     raise SystemExit(f"{what} failed (exit code {code}); rerun the same command to resume")
 
@@ -486,18 +489,18 @@ def make_vocabulary(path: pathlib.Path, bindings: Bindings, data_root: str) -> N
 
 
 def mine_negatives(teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str) -> str:
-  """Returns the file of a row's training pairs with the hard negatives that the teacher mines."""
+  """Mines hard negatives for the training pairs of a row; returns the output file."""
   (file,) = training_files(bindings, data_root)
-  languages = [readers.language_code(side) for side in (file.source, file.target)]
+  languages = [readers.language_code(language) for language in (file.source, file.target)]
   mined = str(folder / f"negatives.{'-'.join(languages)}.tsv")
   command = ["data", "mine-negatives", teacher, file.paths[0], mined, "--languages", *languages]
-  if not os.path.exists(mined):  # by an earlier seed
+  if not os.path.exists(mined):  # All seeds share the file.
     run_command(f"mining of {folder}", "-m", "vmsst.cli", *command)
   return mined
 
 
 def embed(teacher: str, folder: pathlib.Path, bindings: Bindings, data_root: str) -> str:
-  """Returns the folder of the teacher's vectors of a row's training pairs."""
+  """Embeds the training pairs of a row with the teacher; returns the output folder."""
   paths = [path for file in training_files(bindings, data_root) for path in file.paths]
   vectors = str(folder / "vectors")
   run_command(f"vectors of {folder}", "-m", "vmsst.cli", "data", "embed", teacher, vectors, *paths)
@@ -511,13 +514,13 @@ def train(gin_files: Iterable[str], run: pathlib.Path, overrides: Bindings) -> N
 
 
 def as_gin(value: Any) -> str:
-  """Returns a value in gin syntax; text of a macro or a reference stays as it is."""
+  """Returns a value in gin syntax; macros and references stay unchanged."""
   is_reference = isinstance(value, str) and value.startswith(("%", "@"))
   return value if is_reference else repr(value)
 
 
 def compare(options: argparse.Namespace) -> None:
-  """Completes the missing runs one after the other and writes the table after each."""
+  """Runs the missing trainings and evaluations, and writes the table after each run."""
   output, data_root = pathlib.Path(options.output_dir).resolve(), os.path.abspath(options.data_root)
   comparison = COMPARISONS[options.comparison]
   keys = options.rows or [*comparison.rows]
@@ -528,49 +531,55 @@ def compare(options: argparse.Namespace) -> None:
     raise errors.InputError(f"{options.comparison} {need} --teacher")
   overrides = parse_gin("\n".join(options.gin))
   bindings_by_key = read_rows(comparison, overrides)
-  places: Bindings = {"DATA_ROOT": data_root}
+  locations: Bindings = {"DATA_ROOT": data_root}
   pieces = None
   if comparison.from_teacher == "ENCODER":
-    places["ENCODER"] = teacher = options.teacher
+    locations["ENCODER"] = teacher = options.teacher
   elif comparison.from_teacher:
     teacher = os.path.abspath(options.teacher)
-    places["INITIAL_CHECKPOINT_PATH"] = str(t5x_checkpoints.find_checkpoint(teacher))
+    locations["INITIAL_CHECKPOINT_PATH"] = str(t5x_checkpoints.find_checkpoint(teacher))
     pieces = pathlib.Path(teacher) / encoder_json.VOCABULARY_FILE
   elif "VOCABULARY_PATH" in (first := bindings_by_key[keys[0]]):
     pieces = output / "vocabulary.model"
     if not pieces.is_file():
       make_vocabulary(pieces, first, data_root)
     elif vocabularies.SentencePieceVocabulary(str(pieces)).size != first["VOCAB_SIZE"]:
-      raise errors.InputError(f"{pieces} was made with another VOCAB_SIZE: delete it")
-  made = comparison_tasks.benchmarks_of(comparison_tasks.SUITES[comparison.suite], lambda x: True)
-  root, checksum = pathlib.Path(data_root), functools.cache(input_files.sha256)
-  inputs = {"evaluation data": ", ".join(each.files.digest(root, checksum) for each in made)}
+      raise errors.InputError(f"{pieces} has another VOCAB_SIZE: delete it")
+  required = comparison_tasks.benchmarks_of(
+    comparison_tasks.SUITES[comparison.suite], lambda x: True
+  )
+  root = pathlib.Path(data_root)
+  inputs = {"evaluation data": ", ".join(x.files.digest(root) for x in required)}
   if comparison.from_teacher:
-    jax.config.update("jax_platforms", "cpu")  # An accelerator is for the commands that this runs.
+    jax.config.update("jax_platforms", "cpu")  # Leave the accelerator to the subprocesses.
     inputs["teacher"] = vmsst.load(teacher).digest
   if pieces is not None:
-    places["VOCABULARY_PATH"] = str(pieces)
+    locations["VOCABULARY_PATH"] = str(pieces)
     inputs["vocabulary"] = input_files.sha256(pieces)
   results: Results = {}
   runs = [(seed, key) for seed in options.seeds for key in keys]
   for number, (seed, key) in enumerate(runs, 1):
     row, run = comparison.rows[key], output / key / f"seed_{seed}"
     print(f"[{number}/{len(runs)}] {row.label}, seed {seed}", flush=True)
-    own = row_overrides(row)
+    run_bindings = row_overrides(row)
     if row.teacher:
-      own["TEACHER_VECTORS"] = embed(teacher, output / key, bindings_by_key[key], data_root)
+      run_bindings["TEACHER_VECTORS"] = embed(
+        teacher, output / key, bindings_by_key[key], data_root
+      )
     if row.negatives:
-      own["PATTERNS"] = [mine_negatives(teacher, output / key, bindings_by_key[key], data_root)]
-    own |= overrides
-    bindings = bindings_by_key[key] | own | {"RANDOM_SEED": seed}
+      run_bindings["PATTERNS"] = [
+        mine_negatives(teacher, output / key, bindings_by_key[key], data_root)
+      ]
+    run_bindings |= overrides
+    bindings = bindings_by_key[key] | run_bindings | {"RANDOM_SEED": seed}
     paths = [x for file in training_files(bindings_by_key[key], data_root) for x in file.paths]
     inputs["training files"] = ", ".join(map(input_files.sha256, paths))
     check_settings(run, {name: repr(x) for name, x in bindings.items()} | inputs)
     last = run / f"checkpoint_{bindings['TRAIN_STEPS']}" / "state"
     if not last.is_dir():
-      own |= {name: bindings[name] for name in ("TRAIN_STEPS", "RANDOM_SEED")}
-      train(row.gin_files, run, {"MODEL_DIR": str(run), **places, **own})
-      if not last.is_dir():  # SIGTERM ends training without an error
+      run_bindings |= {name: bindings[name] for name in ("TRAIN_STEPS", "RANDOM_SEED")}
+      train(row.gin_files, run, {"MODEL_DIR": str(run), **locations, **run_bindings})
+      if not last.is_dir():  # SIGTERM ends training with exit status 0.
         raise SystemExit(f"training of {run} was stopped; rerun the same command to resume")
     encoders = {"evaluation": "trained"}
     if row.baseline and (not comparison.from_teacher or seed == options.seeds[0]):
@@ -588,25 +597,25 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def markdown(results: Results) -> str:
-  """Returns tables of scores, differences and times; mean ± deviation over seeds.
+  """Returns tables of scores, differences and times: mean ± standard deviation over seeds.
 
-  A missing score, for example because a row's languages have no such set, is "-".
+  "-" marks a missing score, for example if no set has the languages of a row.
   """
-  every_run = [run for runs in results.values() for run in runs.values()]
-  columns = [*dict.fromkeys(name for run in every_run for name in run["scores"])]
+  all_runs = [run for runs in results.values() for run in runs.values()]
+  columns = [*dict.fromkeys(name for run in all_runs for name in run["scores"])]
   scores = [["x 100", "seeds", *columns]]
   seconds = [["seconds per run", "training", "evaluation"]]
   for label, runs in results.items():
-    every = list(runs.values())
-    cells = (cell([run["scores"].get(name) for run in every]) for name in columns)
+    row_runs = list(runs.values())
+    cells = (cell([run["scores"].get(name) for run in row_runs]) for name in columns)
     scores.append([label, ", ".join(map(str, runs)), *cells])
-    seconds.append([label, *(cell([x["seconds"][y] for x in every], 0) for y in seconds[0][1:])])
+    seconds.append([label, *(cell([x["seconds"][y] for x in row_runs], 0) for y in seconds[0][1:])])
   tables = (x for x in (scores, differences(results), seconds) if len(x) > 1)
   return "\n\n".join(map(markdown_table, tables)) + "\n"
 
 
 def differences(results: Results) -> list[list[str]]:
-  """Returns differences, with their 95% intervals, from the first row with the same sentences."""
+  """Returns differences from the first row with the same sentences, with 95% intervals."""
   scores = {
     label: [run["sentences"] for run in runs.values()]
     for label, runs in results.items()
@@ -638,16 +647,20 @@ def markdown_table(rows: list[list[str]]) -> str:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("comparison", choices=COMPARISONS, help="table to make")
+  parser.add_argument("comparison", choices=COMPARISONS, help="table to write")
   parser.add_argument("--data_root", required=True, help="data folder")
   what = parser.add_mutually_exclusive_group(required=True)
   what.add_argument("--output_dir", help="output folder of runs and tables")
   what.add_argument("--evaluate", metavar="RUN", help="only evaluate this run")
   parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
-  parser.add_argument("--rows", nargs="+", help="folders of rows to make (default: all)")
-  parser.add_argument("--gin", nargs="+", default=[], metavar="NAME=VALUE", help="for all rows")
-  parser.add_argument("--teacher", metavar="ENCODER", help="encoder from which students start")
-  parser.add_argument("--encoder", default="trained", help="for --evaluate: or untrained, or a run")
+  parser.add_argument("--rows", nargs="+", help="rows to train (default: all)")
+  parser.add_argument(
+    "--gin", nargs="+", default=[], metavar="NAME=VALUE", help="settings for all rows"
+  )
+  parser.add_argument("--teacher", metavar="ENCODER", help="encoder that students start from")
+  parser.add_argument(
+    "--encoder", default="trained", help="for --evaluate: trained, untrained or a run"
+  )
   parser.add_argument("--result", default="evaluation.json", help="output file in RUN")
   options = parser.parse_args()
   try:

@@ -1,4 +1,4 @@
-"""Evaluation of `compare.py`: benchmarks, restricted to the languages of training."""
+"""The evaluation of `compare.py`: benchmarks, restricted to the training languages."""
 
 import dataclasses
 import functools
@@ -29,7 +29,7 @@ class Column:
   Attributes:
     benchmark: Name of the benchmark.
     metric: Name of the metric.
-    keep: Selects results; by default those of languages seen in training.
+    keep: Selects results (default: results in languages seen in training).
   """
 
   benchmark: str
@@ -38,14 +38,14 @@ class Column:
 
 
 def _files_of_english(result: suite.Result, seen: suite.SeenTest) -> bool:
-  return "pearson" in result.metrics  # results of whole years have another metric
+  return "pearson" in result.metrics  # Averages over a year have another metric.
 
 
 def _track(kind: str, result: suite.Result, seen: suite.SeenTest) -> bool:
-  """Returns whether a track of XL STS is of a kind ("en", "other" or "two") and all seen."""
+  """Returns whether a track of XL STS has this kind ("en", "other" or "two") and seen languages."""
   first, second = map(languages.language, result.languages)
-  own = "two" if first != second else "en" if first == languages.language("en") else "other"
-  return own == kind and seen(result.languages)
+  track_kind = "two" if first != second else "en" if first == languages.language("en") else "other"
+  return track_kind == kind and seen(result.languages)
 
 
 def _unseen(result: suite.Result, seen: suite.SeenTest) -> bool:
@@ -56,14 +56,14 @@ def _without_english(result: suite.Result, seen: suite.SeenTest) -> bool:
   return languages.language("en") not in map(languages.language, result.languages)
 
 
-def _english(place: int, result: suite.Result, seen: suite.SeenTest) -> bool:
-  """Returns whether a transfer is from (0) or into (1) English, but not within it."""
+def _english(index: int, result: suite.Result, seen: suite.SeenTest) -> bool:
+  """Returns whether a transfer is from (0) or into (1) English and another language."""
   both = [languages.language(code) == languages.language("en") for code in result.languages]
-  return both[place] and not both[1 - place]
+  return both[index] and not both[1 - index]
 
 
-# After Table 1 of the VMSST paper; Table XIV of the EMS paper, with NTREX for Flores and SIB-200
-# for MLDoc; Table 2 of the soft contrastive paper; retrieval and mining by in-batch negatives.
+# Columns like Table 1 of the VMSST paper; Table XIV of the EMS paper, with NTREX instead of Flores
+# and SIB-200 instead of MLDoc; Table 2 of the soft contrastive paper; and for random batches.
 SUITES: dict[str, dict[str, Column]] = {
   "objectives": {
     "Eng.": Column("sts", "pearson", _files_of_english),
@@ -99,8 +99,8 @@ SUITES: dict[str, dict[str, Column]] = {
 
 
 def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[suite.Benchmark]:
-  """Returns the benchmarks of columns, most of them restricted to the required texts."""
-  made = {
+  """Returns the benchmarks of columns. Most are restricted to texts that the columns use."""
+  benchmarks = {
     "sts": sts.STS,
     "xlsts": _cut(sts.XLSTS, seen),
     "tatoeba": _cut(bitext_retrieval.TATOEBA, seen),
@@ -114,11 +114,13 @@ def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[s
     ),
     "sib200": dataclasses.replace(documents.SIB200, read=functools.partial(_read_topics, seen)),
   }
-  return [made[name] for name in dict.fromkeys(column.benchmark for column in columns.values())]
+  return [
+    benchmarks[name] for name in dict.fromkeys(column.benchmark for column in columns.values())
+  ]
 
 
 def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
-  """Returns a benchmark restricted to tasks in languages of training."""
+  """Returns a benchmark with only the tasks in training languages."""
 
   def read(root: pathlib.Path) -> list[suite.Task]:
     return [x for x in benchmark.read(root) if seen(text_set.language for text_set in x.text_sets)]
@@ -127,44 +129,44 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
 
 
 def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
-  """Returns topic classification in languages of training, from English to others and back."""
+  """Returns topic classification in training languages, from English and into English."""
   data = documents.sib200(root / "sib200")
-  chosen = {code: data[code] for code in data if code == "eng_Latn" or seen([code])}
-  return [documents.transfer_task("sib200", chosen, into_english=True)]
+  topics = {code: data[code] for code in data if code == "eng_Latn" or seen([code])}
+  return [documents.transfer_task("sib200", topics, into_english=True)]
 
 
 def scores(
   columns: Mapping[str, Column], results: Mapping[str, Sequence[suite.Result]], seen: suite.SeenTest
 ) -> dict[str, float]:
-  """Returns the value of every column with results.
+  """Returns the values of all columns with results.
 
   Args:
     columns: Columns by name.
     results: Results by benchmark.
-    seen: Tests whether languages are those of training.
+    seen: Tests whether all of some languages were seen in training.
   """
   values = {}
   for name, column in columns.items():
-    kept = [x for x in results.get(column.benchmark, ()) if column.keep(x, seen)]
-    if kept:
-      values[name] = sum(x.metrics[column.metric] for x in kept) / len(kept)
+    selection = [x for x in results.get(column.benchmark, ()) if column.keep(x, seen)]
+    if selection:
+      values[name] = sum(x.metrics[column.metric] for x in selection) / len(selection)
   return values
 
 
 Sentences = dict[str, dict[str, list[float]]]
-"""Scores of sentences, 0 to 1, by benchmark and task: the share of searches that find a sentence's
-translation, in both directions of Tatoeba, and in all pairs without English of NTREX."""
+"""Scores of sentences, 0 to 1, by benchmark and task: the share of searches that find the
+translation, over both directions of Tatoeba and over all pairs of NTREX without English."""
 
 
 def recording(
-  benchmark: suite.Benchmark, seen: suite.SeenTest, found: Sentences
+  benchmark: suite.Benchmark, seen: suite.SeenTest, sentences: Sentences
 ) -> suite.Benchmark:
-  """Returns a benchmark that also writes to `found`, if it is one of Tatoeba or NTREX."""
+  """Makes benchmarks of Tatoeba and NTREX add scores to `sentences`; returns others unchanged."""
 
   def score(task: suite.Task, *vectors: np.ndarray) -> list[suite.Result]:
     if seen(text_set.language for text_set in task.text_sets):
       scores = np.round(_sentence_scores(task, vectors), 4).tolist()
-      found.setdefault(benchmark.name, {})[task.name] = scores
+      sentences.setdefault(benchmark.name, {})[task.name] = scores
     return task.score(*vectors)
 
   def read(root: pathlib.Path) -> list[suite.Task]:
@@ -178,29 +180,29 @@ def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndar
   english = languages.language("en")
   codes = [languages.language(text_set.language) for text_set in task.text_sets]
   searches = [
-    near.index_NK[:, 0] == np.arange(len(near.index_NK))
+    neighbors.index_NK[:, 0] == np.arange(len(neighbors.index_NK))
     for i, j in itertools.combinations(range(len(codes)), 2)
     if codes[i] != codes[j] and (len(codes) == 2 or english not in (codes[i], codes[j]))
-    for near in exact_search.mutual_top_k(vectors[i], vectors[j], 1)
+    for neighbors in exact_search.mutual_top_k(vectors[i], vectors[j], 1)
   ]
   return np.mean(searches, axis=0)
 
 
 def interval(
-  scores: Sequence[Mapping[str, Sequence[float]]], others: Sequence[Mapping[str, Sequence[float]]]
+  scores: Sequence[Mapping[str, Sequence[float]]], baseline: Sequence[Mapping[str, Sequence[float]]]
 ) -> tuple[float, float, float]:
-  """Returns the difference of two encoders and its 95% interval: a paired bootstrap, x 100.
+  """Returns the difference of two encoders, x 100, with the 95% interval of a paired bootstrap.
 
-  The sentences of each task are resampled by themselves, and tasks have equal weights.
+  The bootstrap resamples the sentences of each task separately. Tasks have equal weights.
 
   Args:
     scores: Scores of sentences by task, for each seed of the first encoder.
-    others: The same of the second encoder.
+    baseline: Scores of the second encoder, likewise.
   """
   rng = np.random.default_rng(0)
   means = []
   for task in scores[0]:
-    first_N, second_N = (np.mean([x[task] for x in seeds], axis=0) for seeds in (scores, others))
+    first_N, second_N = (np.mean([x[task] for x in seeds], axis=0) for seeds in (scores, baseline))
     difference_N = first_N - second_N
     rows = rng.integers(len(difference_N), size=(1000, len(difference_N)))
     means.append([difference_N.mean(), *difference_N[rows].mean(axis=1)])

@@ -1,33 +1,33 @@
-"""Compares a training step of EMS with one of sentence-transformers on a BERT of the same size.
+"""Compares a training step of EMS with a step of sentence-transformers on an equally large BERT.
 
   python benchmarks/ems_step.py
   python benchmarks/ems_step.py --size=paper --dtype=bfloat16 --variants ours --peak_tflops=989
 
-A step is loss, gradients and an Adam update of all parameters, with dropout 0.1, on random tokens
-in sentences of full length, prepared in advance. All variants have the same encoder: layers,
-widths, activation and mean pooling.
+A step consists of loss, gradients and an Adam update of all parameters, with dropout 0.1. Batches
+are random tokens in sentences of full length, prepared in advance. The encoders of all variants
+have the same layers, widths, activation and mean pooling.
 
 * sentence_transformers: MultipleNegativesRankingLoss on a `transformers.BertModel`, with PyTorch's
   fused Adam. Requires the extra `torch`;
 * without_heads: `ems_jax.models.ems` with the same loss: cosines of sentence vectors;
 * without_xtr: adds EMS's contrastive head, a small MLP;
-* ours: EMS as in the paper, where vectors also predict the tokens of translations (XTR);
+* ours: EMS as in the paper: sentence vectors also predict the tokens of translations (XTR);
 * sentence_transformers_huge_pages, ours_small_pages: the same with the other page size.
 
-Our variants run with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as in `t5x train`: Linux may back large
-allocations with huge pages. XLA's CPU client reallocates the temporary memory of each step, in
-pages of 4 KiB otherwise. PyTorch runs with its defaults.
+Our variants run with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as `t5x train` does. Linux then backs
+large allocations with huge pages instead of pages of 4 KiB. This matters because XLA's CPU client
+reallocates its temporary memory in each step. PyTorch runs with its defaults.
 
 All variants use the same cores (--cores). Each measurement runs in its own process, and the
 variants take turns; compilation and warm-up steps are not counted.
 
-Prints one JSON line per variant, with tokens of both sides per second and FLOP rates: `gflop` are
-the FLOPs of a step's matmuls, gradients included, and `mfu` is their rate over --peak_tflops. The
-last line has `ratio`, the median time of sentence_transformers over ours, above 1 if ours is faster
-although it computes more; `ratio_of_same_work`, the same over without_heads; and `ratio_to_best`,
-the faster one of sentence_transformers with and without huge pages, over ours. `gflops` is
-the rate of NumPy's float32 matmuls after the benchmark. On a shared machine, the ratios of CPU
-seconds are more reliable.
+Prints one JSON line per variant, with tokens per second (sources and targets) and FLOP rates.
+`gflop` counts the matmuls of a step, gradients included, and `mfu` is their rate divided by
+--peak_tflops. In the last line, `ratio` is the median time of sentence_transformers divided by the
+time of ours, above 1 if ours is faster although it computes more. `ratio_of_same_work` compares
+with without_heads instead of ours. `ratio_to_best` compares ours with the faster of
+sentence_transformers and sentence_transformers_huge_pages. `gflops` is the rate of NumPy's float32
+matmuls after the benchmark. On a shared machine, the ratios of CPU seconds are more reliable.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from vmsst.data import vocabularies
 from vmsst.networks import transformer
 
 BASELINE, SAME_WORK, OURS = "sentence_transformers", "without_heads", "ours"
-# Arguments of the network that differ from the paper.
+# Arguments of the network, where they differ from the paper.
 HEADS: dict[str, dict[str, Any]] = {
   SAME_WORK: {"xtr": False, "projection_dim": None},
   "without_xtr": {"xtr": False},
@@ -72,7 +72,7 @@ DROPOUT = 0.1
 SCALE = 10.0
 WARM_UP_STEPS = 2
 
-Step = Callable[[], None]  # runs a step and returns when it is done
+Step = Callable[[], None]  # Runs one step and waits until it is done.
 
 
 # --------------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ Step = Callable[[], None]  # runs a step and returns when it is done
 
 
 def make_tokens(options: argparse.Namespace) -> np.ndarray:
-  """Returns both sides of random pairs, [side, pair, token], without padding."""
+  """Returns sources and targets of random pairs, [2, pair, token], without padding."""
   rng = np.random.default_rng(0)
   return rng.integers(5, VOCABULARY, size=(2, options.batch, options.length))
 
@@ -184,7 +184,9 @@ def make_their_step(options: argparse.Namespace) -> tuple[Step, str]:
   def run() -> None:
     optimizer.zero_grad()
     with torch.autocast(device, torch.bfloat16, enabled=options.dtype == "bfloat16"):
-      loss = loss_fn([{"input_ids": side, "attention_mask": mask} for side in tokens], None)
+      loss = loss_fn(
+        [{"input_ids": token_ids, "attention_mask": mask} for token_ids in tokens], None
+      )
     loss.backward()
     optimizer.step()
     if device == "cuda":
@@ -195,7 +197,7 @@ def make_their_step(options: argparse.Namespace) -> tuple[Step, str]:
 
 
 def without_pages(variant: str) -> str:
-  """Returns the name of the variant without its page size."""
+  """Returns the name of a variant without its page size."""
   return variant.removesuffix(HUGE_PAGES).removesuffix(SMALL_PAGES)
 
 
@@ -243,7 +245,7 @@ def flops(variant: str, options: argparse.Namespace) -> int:
 def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
   """Returns the line of a variant."""
   times, cpu_times = (measure.all_of(runs, name) for name in ("seconds", "cpu_seconds"))
-  work, median = flops(variant, options), statistics.median(times)
+  step_flops, median = flops(variant, options), statistics.median(times)
   line = {
     "benchmark": "ems_step",
     "variant": variant,
@@ -254,18 +256,18 @@ def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[
     "seconds": measure.summary(times),
     "cpu_seconds": measure.summary(cpu_times),
     "tokens_per_second": round(2 * options.batch * options.length / median),
-    "gflop": round(work / 1e9, 1),
-    "gflop_per_second": round(work / median / 1e9, 1),
-    "gflop_per_cpu_second": round(work / statistics.median(cpu_times) / 1e9, 1),
+    "gflop": round(step_flops / 1e9, 1),
+    "gflop_per_second": round(step_flops / median / 1e9, 1),
+    "gflop_per_cpu_second": round(step_flops / statistics.median(cpu_times) / 1e9, 1),
   }
   if options.peak_tflops:
-    line["mfu"] = round(work / median / (1e12 * options.peak_tflops), 3)
+    line["mfu"] = round(step_flops / median / (1e12 * options.peak_tflops), 3)
   return line
 
 
 def ratios(lines: dict[str, dict[str, Any]]) -> dict[str, float]:
-  """Returns the ratios of the baseline to ours, by wall and CPU time, of measured variants."""
-  found = {}
+  """Returns the time ratios of the measured variants, by wall time and by CPU time."""
+  results = {}
   for kind in ("seconds", "cpu_seconds"):
     median = {variant: line[kind]["median"] for variant, line in lines.items()}
     if BASELINE not in median:
@@ -273,11 +275,11 @@ def ratios(lines: dict[str, dict[str, Any]]) -> dict[str, float]:
     suffix = "" if kind == "seconds" else "_of_cpu_seconds"
     if OURS in median:
       best = min(median[BASELINE], median.get(BASELINE + HUGE_PAGES, math.inf))
-      found["ratio" + suffix] = median[BASELINE] / median[OURS]
-      found["ratio_to_best" + suffix] = best / median[OURS]
+      results["ratio" + suffix] = median[BASELINE] / median[OURS]
+      results["ratio_to_best" + suffix] = best / median[OURS]
     if SAME_WORK in median:
-      found["ratio_of_same_work" + suffix] = median[BASELINE] / median[SAME_WORK]
-  return {name: round(value, 3) for name, value in found.items()}
+      results["ratio_of_same_work" + suffix] = median[BASELINE] / median[SAME_WORK]
+  return {name: round(value, 3) for name, value in results.items()}
 
 
 def in_own_process(variant: str) -> dict[str, Any]:
@@ -311,8 +313,8 @@ def main() -> None:
   lines = {variant: report(variant, runs[variant], options) for variant in runs}
   for line in lines.values():
     print(json.dumps(line))
-  if found := ratios(lines):
-    print(json.dumps({"benchmark": "ems_step", **found, "gflops": measure.numpy_gflops()}))
+  if results := ratios(lines):
+    print(json.dumps({"benchmark": "ems_step", **results, "gflops": measure.numpy_gflops()}))
 
 
 if __name__ == "__main__":

@@ -4,30 +4,28 @@
   python benchmarks/encode.py --data=DATA --encoders multilingual-e5-small --sentences=20000 \
     --peer_python=peer/bin/python
 
-An encoder is a folder of sentence-transformers; without --encoders, it is a BERT of random weights
-of the size that --layers and --width set. It encodes sentences of DATA/tatoeba in many languages,
-in mixed order.
+An encoder is a sentence-transformers folder; without --encoders, a BERT with random weights
+(--layers, --width). It encodes sentences of DATA/tatoeba in many languages, in mixed order.
 
-Ours is `vmsst.load(folder, backend=...).encode`, as it is, with every backend that is installed;
-"auto" is the default. Peers are `SentenceTransformer(folder, backend=...).encode` with every
-backend, in float32, each at its fastest of --batch_sizes. Its ONNX and OpenVINO backends need
-`pip install 'sentence-transformers[onnx,openvino]'`, which may require versions of its own:
---peer_python is the interpreter of an environment with them. A backend that cannot be loaded is
-left out, with the reason.
+Our variants call `vmsst.load(folder, backend=...).encode` with its default batch size, on all
+installed backends; "auto" is the default. The peers call `SentenceTransformer(folder,
+backend=...).encode` in float32 on all its backends, with the fastest of --batch_sizes. Their ONNX
+and OpenVINO backends need `pip install 'sentence-transformers[onnx,openvino]'`. If these packages
+need other versions, install them in another environment and pass its interpreter as --peer_python.
+A backend that cannot be loaded is skipped, and its line shows the reason.
 
-Every measurement runs in its own process, and the variants take turns. Times are from strings to
+Each measurement runs in its own process, and the variants take turns. Times are from strings to
 float32 vectors, tokenization included:
 
-* `start`: seconds from the start of Python's work to the first vector: import, load, one sentence;
-* `one`: seconds of one sentence, the median of 50;
-* `first`: seconds of the first call with all sentences, which compiles;
-* `rates`: sentences per second, by batch size ("default": as it is).
+* `start`: seconds until the first vector: import, load, one sentence;
+* `one`: seconds for one sentence, the median of 50;
+* `first`: seconds of the first call with all sentences, compilation included;
+* `rates`: sentences per second, by batch size.
 
-Prints one JSON line per variant after its first run, and a last one of the best of all rounds. For
-each encoder, it has the ratio of the best rates (ours, with the default backend, over the fastest
-peer) and of the times of one sentence and of the start (the peer's over ours), so that above 1 ours
-is faster; `jax_over_torch` is that of the rates of these two; `differences` are the largest ones
-from the vectors of PyTorch in float32.
+Prints one JSON line per variant after its first run, and a last line with the best of all rounds.
+Its ratios are above 1 if ours is faster: `rate` compares our default backend with the fastest peer;
+`one` and `start` compare these times. `jax_over_torch` compares the rates of JAX and PyTorch.
+`differences` are the largest differences from the vectors of PyTorch in float32.
 
 With --device=cuda, the variants are JAX and PyTorch on the GPU, in float32 and bfloat16.
 """
@@ -53,11 +51,11 @@ VARIANTS = {
     "sentence_transformers": ("torch", "torch-bfloat16"),
   },
 }
-_ONE = 50  # sentences whose times are measured one by one
+_ONE = 50  # sentences to encode one by one
 
 
 def read_sentences(data: pathlib.Path, count: int) -> list[str]:
-  """Returns sentences of all languages in `tatoeba/`, in turns."""
+  """Returns sentences from `tatoeba/`; the languages take turns."""
   by_language = []
   for path in sorted((data / "tatoeba").glob("*.gz")):
     if not path.name.endswith(".eng.gz"):
@@ -69,16 +67,18 @@ def read_sentences(data: pathlib.Path, count: int) -> list[str]:
 
 
 def save_random(folder: pathlib.Path, sentences: list[str], layers: int, width: int) -> None:
-  """Writes an encoder of random weights."""
+  """Writes an encoder with random weights."""
   import sentence_transformers as st
   import tokenizers
   import transformers
   from sentence_transformers import models
 
   words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-  made = tokenizers.BertWordPieceTokenizer()
-  made.train_from_iterator(sentences, vocab_size=8000, special_tokens=words, show_progress=False)
-  made.save_model(str(folder))
+  word_pieces = tokenizers.BertWordPieceTokenizer()
+  word_pieces.train_from_iterator(
+    sentences, vocab_size=8000, special_tokens=words, show_progress=False
+  )
+  word_pieces.save_model(str(folder))
   tokenizer = transformers.BertTokenizerFast(vocab_file=str(folder / "vocab.txt"))
   tokenizer.save_pretrained(folder / "bert")
   config = transformers.BertConfig(
@@ -91,7 +91,7 @@ def save_random(folder: pathlib.Path, sentences: list[str], layers: int, width: 
 
 
 def given_encoders(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
-  """Returns the folders of --encoders, or that of one of random weights, which it writes."""
+  """Returns the folders of --encoders, or writes an encoder with random weights."""
   if options.encoders:
     return options.encoders
   save_random(folder, read_sentences(options.data, 20_000), options.layers, options.width)
@@ -108,13 +108,13 @@ def load(folder: str, library: str, variant: str, device: str) -> Any:
   import sentence_transformers as st
 
   arguments = {"dtype": dtype or "float32"} if backend == "torch" else {"export": True}
-  if backend == "openvino":  # by default, bfloat16 on processors that have it
+  if backend == "openvino":  # Its default is bfloat16 on some processors.
     arguments["ov_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
   return st.SentenceTransformer(folder, device=device, backend=backend, model_kwargs=arguments)
 
 
 def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the times of a variant; writes its vectors."""
+  """Returns the times of a variant, and writes its vectors to a file."""
   import numpy as np
 
   library, backend = options.variant
@@ -131,7 +131,7 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
   times["one"] = float(np.median(singles))
   sizes = [{"batch_size": size} for size in options.batch_sizes]
   seconds: dict[str, list[float]] = {}
-  for _ in range(1 + options.repeats):  # the first call compiles
+  for _ in range(1 + options.repeats):  # The first call compiles.
     for size in [{}] if library == "vmsst" else sizes:
       start = time.perf_counter()
       vectors = encoder.encode(sentences, **size)
@@ -168,8 +168,8 @@ def merged(rounds: list[dict[str, Any]]) -> dict[str, Any]:
   names = rounds[0]["rates"]
   return {
     "backend": rounds[0]["backend"],
-    **{key: round(min(each[key] for each in rounds), 4) for key in ("start", "one")},
-    "rates": {name: round(max(each["rates"][name] for each in rounds), 1) for name in names},
+    **{key: round(min(result[key] for result in rounds), 4) for key in ("start", "one")},
+    "rates": {name: round(max(result["rates"][name] for result in rounds), 1) for name in names},
   }
 
 
@@ -179,32 +179,38 @@ def compare(encoder: str, folder: pathlib.Path, options: argparse.Namespace) -> 
   import numpy as np
 
   name, runs = pathlib.Path(encoder).name, {}
-  ours_first = [(key, each) for key, own in VARIANTS[options.device].items() for each in own]
-  for variant in ours_first:
-    found = run(variant, encoder, str(folder / f"{'-'.join(variant)}.npy"), options)
-    if isinstance(found, str):
-      print(json.dumps({"encoder": name, "variant": variant, "left_out": found}), flush=True)
+  variants = [(key, backend) for key, xs in VARIANTS[options.device].items() for backend in xs]
+  for variant in variants:
+    result = run(variant, encoder, str(folder / f"{'-'.join(variant)}.npy"), options)
+    if isinstance(result, str):
+      print(json.dumps({"encoder": name, "variant": variant, "left_out": result}), flush=True)
     else:
-      runs[variant] = [found]
-      print(json.dumps({"encoder": name, "variant": variant, **found}), flush=True)
+      runs[variant] = [result]
+      print(json.dumps({"encoder": name, "variant": variant, **result}), flush=True)
   for _ in range(options.rounds - 1):
-    for variant, own in runs.items():
-      again = run(variant, encoder, str(folder / f"{'-'.join(variant)}.npy"), options)
-      own += [again] if isinstance(again, dict) else []
-  lines = {variant: merged(own) for variant, own in runs.items()}
-  default, torch = ours_first[0], ("sentence_transformers", "torch")
+    for variant, results in runs.items():
+      repeated = run(variant, encoder, str(folder / f"{'-'.join(variant)}.npy"), options)
+      results += [repeated] if isinstance(repeated, dict) else []
+  lines = {variant: merged(results) for variant, results in runs.items()}
+  default, torch = variants[0], ("sentence_transformers", "torch")
   if not {default, torch} <= {*lines}:
     raise SystemExit("vmsst or sentence-transformers cannot run here")
-  vectors = {each: np.load(folder / f"{'-'.join(each)}.npy").astype("f4") for each in lines}
+  vectors = {
+    variant_name: np.load(folder / f"{'-'.join(variant_name)}.npy").astype("f4")
+    for variant_name in lines
+  }
   rate = {variant: max(line["rates"].values()) for variant, line in lines.items()}
   peers = [variant for variant in lines if variant[0] != "vmsst"]
-  ours, best = lines[default], max(peers, key=lambda variant: rate[variant])
+  default_line, best = lines[default], max(peers, key=lambda variant: rate[variant])
   return {
-    "default": ours["backend"],
+    "default": default_line["backend"],
     "fastest_peer": best[1],
     "rate": round(rate[default] / rate[best], 3),
     "jax_over_torch": round(rate["vmsst", "jax"] / rate[torch], 3),
-    **{key: round(min(lines[x][key] for x in peers) / ours[key], 3) for key in ("one", "start")},
+    **{
+      key: round(min(lines[x][key] for x in peers) / default_line[key], 3)
+      for key in ("one", "start")
+    },
     "differences": {"-".join(x): float(np.abs(vectors[x] - vectors[torch]).max()) for x in lines},
     "gflops": measure.numpy_gflops(),
   }
@@ -216,11 +222,13 @@ def main() -> None:
   parser.add_argument("--data", type=pathlib.Path, required=True, help="folder with tatoeba/")
   parser.add_argument("--encoders", nargs="+", help="folders of sentence-transformers")
   parser.add_argument("--sentences", type=int, default=2000)
-  parser.add_argument("--batch_sizes", type=int, nargs="+", default=[32, 256], help="of peers")
+  parser.add_argument(
+    "--batch_sizes", type=int, nargs="+", default=[32, 256], help="batch sizes of peers"
+  )
   parser.add_argument("--repeats", type=int, default=2, help="timed calls per process")
   parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
-  parser.add_argument("--layers", type=int, default=2, help="of the encoder of random weights")
-  parser.add_argument("--width", type=int, default=256, help="of the encoder of random weights")
+  parser.add_argument("--layers", type=int, default=2, help="for the encoder with random weights")
+  parser.add_argument("--width", type=int, default=256, help="for the encoder with random weights")
   parser.add_argument("--device", choices=VARIANTS, default="cpu")
   parser.add_argument("--peer_python", default=sys.executable, help="interpreter of the peers")
   parser.add_argument("--variant", nargs=2, help=argparse.SUPPRESS)

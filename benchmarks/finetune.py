@@ -3,32 +3,32 @@
   python benchmarks/finetune.py --data=DATA --encoders all-MiniLM-L6-v2 multilingual-e5-small
   python benchmarks/finetune.py --data=DATA --encoders all-MiniLM-L6-v2 --objective=negatives
 
-An encoder is a folder of sentence-transformers; without --encoders, it is a BERT of random weights
-with 2 layers of width 256. Both trainers use the same rows, prompts, batch size, learning rate
-(which rises for a tenth of the steps and falls along a cosine), AdamW (weight decay 0.01, norms of
-gradients up to 1), dropout 0.1 and at most 128 tokens. The order of the rows is not the same.
---objective chooses the rows and the loss, at scale 20:
+An encoder is a sentence-transformers folder; without --encoders, a BERT with random weights, 2
+layers and width 256. Both trainers use the same rows in different orders, and the same prompts,
+batch size, learning rate (a rise for a tenth of the steps, then a cosine), AdamW (weight decay
+0.01, gradients clipped to norm 1), dropout 0.1 and maximum of 128 tokens. --objective selects the
+rows and the loss, with scale 20:
 
-* `pairs`: translations of DATA/bitext_tatoeba between English and German, French, Russian, Turkish
-  and Japanese, with the prompts "query: " and "passage: "; the in-batch softmax of both directions.
-  The accuracy is that of retrieval among 1,000 other pairs in both directions;
-* `negatives`: the same pairs, each with three hard negatives that the encoder itself has mined
-  (`vmsst.hard_negatives`); the softmax over the texts and the negatives of the batch;
-* `scores`: the graded pairs of DATA/stsb, English and German; CoSENT. The accuracy is Spearman's
-  rank correlation on the dev pairs, times 100.
+* `pairs`: translations from DATA/bitext_tatoeba between English and German, French, Russian,
+  Turkish and Japanese, with the prompts "query: " and "passage: ". The loss is the in-batch softmax
+  in both directions. The accuracy is the retrieval accuracy among 1,000 held-out pairs in both
+  directions;
+* `negatives`: the same pairs with three hard negatives each, mined by the encoder itself
+  (`vmsst.hard_negatives`). The loss is the softmax over the texts and negatives of the batch;
+* `scores`: the graded English and German pairs of DATA/stsb, with CoSENT. The accuracy is
+  Spearman's rank correlation on the dev pairs, times 100.
 
-Each training runs in its own process; the trainers take turns, and each seed is one round. Prints
-one JSON line for each training, and a last one with the ratios of the medians and, for both
-trainers, the mean accuracy and its standard error over the seeds. Of a training:
+Each training runs in its own process. The trainers take turns, and each seed is one round. Prints
+one JSON line per training, and a last line with the ratios of the medians, the mean accuracy of
+both trainers and its standard error over the seeds. Values of a training:
 
-* `steps_per_second` leaves out the first --warm_up steps; shapes that are compiled later are
-  included;
-* `whole` are the seconds of the whole process, imports included, and `first_step` the seconds
-  until the first step was complete;
-* `compile` are the seconds in which JAX traced and compiled or read compiled programs, and
-  `evaluate` the seconds of the evaluations of --evaluated held-out rows by vmsst, before the first
-  step and after the last one, with compilation;
-* `peak_gb` is the largest resident memory.
+* `steps_per_second`: rate without the first --warm_up steps; shapes that are compiled later count;
+* `whole`: seconds of the process, imports included; `first_step`: seconds until the first step is
+  complete;
+* `compile`: seconds in which JAX traces, compiles or reads compiled programs;
+* `evaluate`: seconds in which vmsst evaluates --evaluated held-out rows, before the first step and
+  after the last step, compilation included;
+* `peak_gb`: peak resident memory.
 """
 
 import argparse
@@ -46,14 +46,14 @@ import measure
 
 LANGUAGES = ("deu", "fra", "rus", "tur", "jpn")
 PROMPTS = ("query: ", "passage: ")
-_SCALE = 20.0  # as vmsst.finetune
-_DEV = 200  # held-out pairs of each language
+_SCALE = 20.0  # as in vmsst.finetune
+_DEV = 200  # held-out pairs per language
 
 Rows = list[dict[str, Any]]
 
 
 def read_pairs(data: pathlib.Path, first: int, last: int) -> list[list[str]]:
-  """Returns pairs of rows `first` to `last` of each language, in turns."""
+  """Returns the pairs in rows `first` to `last` of each language; the languages take turns."""
   columns = []
   for code in LANGUAGES:
     path = data / "bitext_tatoeba" / f"{code}-eng.tsv.gz"
@@ -64,7 +64,7 @@ def read_pairs(data: pathlib.Path, first: int, last: int) -> list[list[str]]:
 
 
 def read_scores(data: pathlib.Path, split: str) -> Rows:
-  """Returns the English and German pairs of a split of STS-B, in turns, with scores up to 1."""
+  """Returns English and German pairs of a split of STS-B in turns, with scores from 0 to 1."""
   rows = []
   for name in ("eng", "de.mt"):
     with gzip.open(data / "stsb" / f"stsb.{name}.tsv.gz", "rt", encoding="utf-8") as stream:
@@ -77,7 +77,7 @@ def read_scores(data: pathlib.Path, split: str) -> Rows:
 
 
 def training_rows(encoder: str, options: argparse.Namespace) -> tuple[Rows, Rows]:
-  """Returns rows to train on and held-out rows."""
+  """Returns training rows and held-out rows."""
   if options.objective == "scores":
     return read_scores(options.data, "train"), read_scores(options.data, "dev")
   import vmsst
@@ -109,17 +109,19 @@ def accuracy(encoder: Any, rows: Rows, objective: str) -> float:
 
   *scores, sources, targets = zip(*(row.values() for row in rows), strict=True)
   if scores:
-    vectors = [encoder.encode(list(side), normalize_embeddings=True) for side in (sources, targets)]
+    vectors = [
+      encoder.encode(list(texts), normalize_embeddings=True) for texts in (sources, targets)
+    ]
     return 100 * scipy.stats.spearmanr((vectors[0] * vectors[1]).sum(-1), scores[0]).statistic
   vectors = [
-    encoder.encode(list(side), prompt=prompt)
-    for side, prompt in zip((sources, targets), PROMPTS, strict=True)
+    encoder.encode(list(texts), prompt=prompt)
+    for texts, prompt in zip((sources, targets), PROMPTS, strict=True)
   ]
   return 100 * vmsst.translation_accuracy(*vectors)["average"]
 
 
 def train_ours(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Namespace) -> Any:
-  """Returns the tuned encoder, the times of the steps and the parts of the time."""
+  """Returns the tuned encoder, the times of the steps, and compile and evaluation seconds."""
   import jax
 
   import vmsst
@@ -158,7 +160,7 @@ def train_ours(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Na
 
 
 def train_theirs(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Namespace) -> Any:
-  """Returns the tuned encoder, the times of the steps and no parts of the time."""
+  """Returns the tuned encoder, the times of the steps and an empty dictionary."""
   import datasets
   import sentence_transformers as st
   import transformers
@@ -168,7 +170,7 @@ def train_theirs(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.
   times: dict[int, float] = {}
 
   class Clock(transformers.TrainerCallback):
-    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
       times[state.global_step] = time.perf_counter()
 
   model = st.SentenceTransformer(options.encoders[0], device="cpu")
@@ -214,23 +216,23 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
   rows, dev = json.loads(options.rows.read_text(encoding="utf-8"))
   with tempfile.TemporaryDirectory() as folder:
     run = pathlib.Path(folder) / "run"
-    tuned, times, parts = VARIANTS[options.variant](run, rows, dev, options)
-    whole, last = time.perf_counter() - start, max(times)
+    tuned, times, phases = VARIANTS[options.variant](run, rows, dev, options)
+    process_seconds, last = time.perf_counter() - start, max(times)
     peak = measure.resident_bytes(peak=True)
     score = accuracy(tuned, dev, options.objective)
   rate = (last - options.warm_up) / (times[last] - times[options.warm_up])
   return {
     "steps_per_second": round(rate, 4),
     "accuracy": round(score, 2),
-    "whole": round(whole, 1),
+    "whole": round(process_seconds, 1),
     "first_step": round(times[1] - start, 1),
-    **parts,
+    **phases,
     "peak_gb": round(peak / 1e9, 2),
   }
 
 
 def compare(encoder: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Trains an encoder with both in turns, and returns their ratios and accuracies."""
+  """Trains an encoder with both trainers in turns; returns ratios and accuracies."""
   import vmsst
 
   with tempfile.TemporaryDirectory() as folder:

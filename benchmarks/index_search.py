@@ -3,21 +3,21 @@
   python benchmarks/index_search.py --data=../shared/data --sizes 100000           # needs faiss-cpu
   python benchmarks/index_search.py --data=../shared/data --sizes 100000 1000000 --plot=indexes.svg
 
-Vectors are of real sentences: both sides of the training bitexts below `--data`, in a random order.
-Beyond their number, the first half of the words of one sentence is followed by the second half of
-those of the next. The encoder is latent semantic analysis: byte 4-grams, hashed and weighted by
-inverse document frequency, projected on the leading directions of 50,000 sentences. It takes
-seconds to train, and the spectrum of its vectors decays as that of trained encoders. Half of the
-queries are sentences of the base in which a word was dropped and two were swapped, half are
-sentences that are not in the base.
+The vectors belong to real sentences: sources and targets of the training bitexts below `--data`, in
+random order. If more vectors are needed, new sentences consist of the first half of one sentence
+and the second half of the next. The encoder is latent semantic analysis: byte 4-grams, hashed and
+weighted by inverse document frequency, projected on the leading directions of 50,000 sentences. It
+takes seconds to train, and the spectrum of its vectors decays like the spectrum of trained
+encoders. Half of the queries are sentences of the base with one word dropped and two words swapped.
+The other half is not in the base.
 
-Search compares `exact_search` of all vectors with indexes, whose candidates are compared exactly
-("rescored") or not. Exact search and the index take turns.
+The benchmark compares exact search (`exact_search`) with indexes, with and without exact
+comparison of their candidates ("rescored"). Exact search and the index take turns.
 
-Prints a JSON line per variant, a Markdown table and a last JSON line: `ratio` is queries per second
-of the default index with rescoring over those of exact search, `memory_ratio` the bytes of the
-vectors over those of the index, and `gflops` the rate of NumPy's float32 matmuls now: other work on
-the machine slows both down.
+Prints a JSON line per variant, a Markdown table and a last JSON line. `ratio` is the queries per
+second of the default index with rescoring, divided by the rate of exact search. `memory_ratio` is
+the bytes of the vectors divided by the bytes of the index. `gflops` is the rate of NumPy's float32
+matmuls now: other programs on the machine slow down both.
 """
 
 import argparse
@@ -50,48 +50,48 @@ INDEXES = (DEFAULT, "int8", PQ)
 
 
 def read_sentences(data: pathlib.Path) -> list[str]:
-  """Returns the distinct sentences of both sides of the training bitexts, shuffled."""
-  found: dict[str, None] = {}
+  """Returns the distinct sentences of the training bitexts, shuffled."""
+  distinct: dict[str, None] = {}
   for path in sorted(data.glob("bitext_*/*.tsv.gz")):
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as stream:
       for line in stream:
-        found |= dict.fromkeys(line.rstrip("\n").split("\t")[:2])
-  if not found:
+        distinct |= dict.fromkeys(line.rstrip("\n").split("\t")[:2])
+  if not distinct:
     raise SystemExit(f"{data}: no bitext_*/*.tsv.gz")
-  sentences = list(found)
+  sentences = list(distinct)
   random.Random(0).shuffle(sentences)
   return sentences
 
 
 def extended(sentences: list[str], count: int) -> list[str]:
-  """Returns `count` sentences: the given ones, then recombinations of two."""
+  """Returns `count` sentences: first `sentences`, then combinations of two of them."""
   result = sentences[:count]
   step = 1
   while len(result) < count:
-    for place in range(min(len(sentences), count - len(result))):
-      first, second = sentences[place].split(), sentences[place - step].split()
+    for row in range(min(len(sentences), count - len(result))):
+      first, second = sentences[row].split(), sentences[row - step].split()
       result.append(" ".join(first[: (len(first) + 1) // 2] + second[len(second) // 2 :]))
     step += 1
   return result
 
 
 def edited(sentence: str, rng: random.Random) -> str:
-  """Returns the sentence with two neighboring words swapped and one dropped (or characters)."""
+  """Swaps two neighboring words of a sentence and drops one; in short sentences, characters."""
   words = sentence.split()
   glue = " " if len(words) > 3 else ""
-  parts = words if glue else list(sentence)
-  if len(parts) > 3:
-    place = rng.randrange(len(parts) - 1)
-    parts[place], parts[place + 1] = parts[place + 1], parts[place]
-    del parts[rng.randrange(len(parts))]
-  return glue.join(parts)
+  units = words if glue else list(sentence)
+  if len(units) > 3:
+    position = rng.randrange(len(units) - 1)
+    units[position], units[position + 1] = units[position + 1], units[position]
+    del units[rng.randrange(len(units))]
+  return glue.join(units)
 
 
 class GramEncoder:
   """Latent semantic analysis of hashed byte 4-grams."""
 
   def __init__(self, sample: list[str], width: int):
-    """Trains on a sample by two rounds of subspace iteration."""
+    """Trains on a sample with two rounds of subspace iteration."""
     counts = gram_counts(sample)
     seen = np.bincount(counts.indices, minlength=_BUCKETS)
     self._weight = np.log((1 + len(sample)) / (1 + seen)).astype(np.float32)
@@ -112,7 +112,7 @@ class GramEncoder:
 
 
 def gram_counts(texts: list[str]) -> Any:
-  """Returns the number of each hashed 4-gram in each text, a sparse matrix."""
+  """Returns the counts of hashed 4-grams in texts, a sparse matrix."""
   content = "".join(f"  {text.lower()} \n" for text in texts).encode()
   byte_P = np.frombuffer(content, np.uint8).astype(np.uint64)
   row_P = np.cumsum(byte_P == 10) - (byte_P == 10)
@@ -121,21 +121,21 @@ def gram_counts(texts: list[str]) -> Any:
   inside_P = row_P[:count] == row_P[_GRAM - 1 :]
   bucket_P = (gram_P * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(64 - 17)
   entries = np.ones(int(inside_P.sum()), np.float32)
-  places = row_P[:count][inside_P], bucket_P[inside_P].astype(np.int64)
-  matrix = scipy.sparse.csr_matrix((entries, places), shape=(len(texts), _BUCKETS))
+  positions = row_P[:count][inside_P], bucket_P[inside_P].astype(np.int64)
+  matrix = scipy.sparse.csr_matrix((entries, positions), shape=(len(texts), _BUCKETS))
   matrix.sum_duplicates()
   return matrix
 
 
 def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: int) -> Any:
   """Writes the vectors of texts to a folder, as `vmsst embed` does."""
-  with job.Job(folder, inputs={}) as work:
+  with job.Job(folder, inputs={}) as vectors_job:
     for number, start in enumerate(range(0, len(texts), _WINDOW)):
       vectors_ND = encoder(texts[start : start + _WINDOW])
-      with work.part(vector_store.shard_name(number)) as (path, facts):
+      with vectors_job.part(vector_store.shard_name(number)) as (path, facts):
         array_files.write(path, vectors_ND.shape, [vectors_ND])
         facts["rows"] = len(vectors_ND)
-    work.finish(dimension=width, dtype="float32")
+    vectors_job.finish(dimension=width, dtype="float32")
   return vector_store.open_vectors(folder)
 
 
@@ -144,23 +144,23 @@ def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: i
 
 
 def factories(size: int, dimension: int) -> dict[str, str]:
-  """Returns the factory of each index by name."""
+  """Returns the FAISS factory strings of the indexes, by name."""
   default = faiss_index.default_factory(size, dimension)
   lists = max(64, int((re.search(r"IVF(\d+)", default) or [0, 0])[1]))
-  others = f"IVF{lists},SQ8", f"OPQ64,IVF{lists},PQ64"
-  return dict(zip(INDEXES, (default, *others), strict=True))
+  alternatives = f"IVF{lists},SQ8", f"OPQ64,IVF{lists},PQ64"
+  return dict(zip(INDEXES, (default, *alternatives), strict=True))
 
 
-def recall(found_NK: np.ndarray, exact_NK: np.ndarray, k: int) -> float:
-  """Returns the share of the k nearest that are among the k found."""
-  hits = (found_NK[:, :k, None] == exact_NK[:, None, :k]).any(axis=1)
+def recall(result_NK: np.ndarray, exact_NK: np.ndarray, k: int) -> float:
+  """Returns the share of the k nearest neighbors that are among the first k results."""
+  hits = (result_NK[:, :k, None] == exact_NK[:, None, :k]).any(axis=1)
   return round(float(hits.mean()), 4)
 
 
 def search_lines(
   size: int, sentences: list[str], held_out: list[str], options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-  """Yields the line of each variant at a size."""
+  """Yields the results of all variants for one size."""
   rng = random.Random(1)
   base = extended(sentences, size)
   encoder = GramEncoder(sentences[:_SAMPLE], options.width)
@@ -176,29 +176,29 @@ def search_lines(
     for name, factory in factories(size, options.width).items():
       if name not in options.indexes:
         continue
-      place = pathlib.Path(folder, name)
+      index_folder = pathlib.Path(folder, name)
       built = measure.timed(
-        lambda place=place, factory=factory: vector_jobs.build_index(
-          vectors, place, factory=factory
+        lambda index_folder=index_folder, factory=factory: vector_jobs.build_index(
+          vectors, index_folder, factory=factory
         ),
         1,
         warm_up=0,
       )
-      index = faiss_index.open_index(place, vectors)
-      found: dict[bool, Any] = {}
+      index = faiss_index.open_index(index_folder, vectors)
+      results: dict[bool, Any] = {}
 
-      def rescored(index=index, found=found):
-        found[True] = index.nearest(query_ND, 4).index_NK
+      def rescored(index=index, results=results):
+        results[True] = index.nearest(query_ND, 4).index_NK
 
-      def plain(index=index, found=found):
-        found[False] = index.candidates(query_ND, 4)
+      def unrescored(index=index, results=results):
+        results[False] = index.candidates(query_ND, 4)
 
-      for run, is_rescored in ((rescored, True), (plain, False)):
+      for run, is_rescored in ((rescored, True), (unrescored, False)):
         exact_times += measure.timed(
           lambda: exact_search.top_k(query_ND, vectors, 4), 1, warm_up=0
         )["seconds"]
         seconds = min(measure.timed(run, 3)["seconds"])
-        near_NK = found[is_rescored]
+        near_NK = results[is_rescored]
         lines.append(
           {
             **common,
@@ -211,10 +211,10 @@ def search_lines(
             "queries_per_s": round(len(query_ND) / seconds, 1),
             "build_s": round(built["seconds"][0], 1),
             "build_cpu_s": round(built["cpu_seconds"][0], 1),
-            "bytes": (place / "index.faiss").stat().st_size,
+            "bytes": (index_folder / "index.faiss").stat().st_size,
           }
         )
-      (place / "index.faiss").unlink()
+      (index_folder / "index.faiss").unlink()
     yield {
       **common,
       "variant": EXACT,
@@ -232,7 +232,7 @@ def search_lines(
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-  """Returns a Markdown table, part of which is in docs/performance.md."""
+  """Returns a Markdown table; docs/performance.md shows some of its rows."""
   head = "| vectors | index | rescored | recall@1 | recall@4 | queries/s | GB | build, s |"
   rows = [head, "|---|---|---|---|---|---|---|---|"]
   for line in lines:
@@ -253,12 +253,12 @@ def plot(lines: list[dict[str, Any]], path: str) -> None:
 
   sizes = sorted({line["size"] for line in lines})
   figure, axes = pyplot.subplots(1, len(sizes), figsize=(5 * len(sizes), 4), squeeze=False)
-  for own, size in zip(axes[0], sizes, strict=True):
+  for axes_of_size, size in zip(axes[0], sizes, strict=True):
     for line in (line for line in lines if line["size"] == size):
       label = line["variant"] + (", rescored" if line["rescored"] else "")
-      own.plot(line["queries_per_s"], line["recall@1"], "o", label=label)
-    own.set(title=f"{size:,} vectors", xscale="log", xlabel="queries/s", ylabel="recall@1")
-    own.grid(alpha=0.3)
+      axes_of_size.plot(line["queries_per_s"], line["recall@1"], "o", label=label)
+    axes_of_size.set(title=f"{size:,} vectors", xscale="log", xlabel="queries/s", ylabel="recall@1")
+    axes_of_size.grid(alpha=0.3)
   axes[0][0].legend()
   figure.tight_layout()
   figure.savefig(path)
@@ -272,8 +272,8 @@ def main() -> None:
   add("--width", type=int, default=512, help="vector width (default: 512)")
   add("--queries", type=int, default=1000, help="queries (default: 1000)")
   add("--indexes", nargs="+", default=INDEXES, choices=INDEXES, help="indexes to compare with")
-  add("--folder", help="where vectors and indexes are written (default: a temporary folder)")
-  add("--plot", help="output file of a figure of recall by queries/s")
+  add("--folder", help="folder for vectors and indexes (default: a temporary folder)")
+  add("--plot", help="output file for a figure of recall by queries/s")
   options = parser.parse_args()
   sentences = read_sentences(options.data)
   print(json.dumps({"sentences": len(sentences), **measure.machine("faiss-cpu", "numpy")}))
@@ -286,16 +286,16 @@ def main() -> None:
   print(table(lines))
   if options.plot:
     plot(lines, options.plot)
-  own = [line for line in lines if line["size"] == max(options.sizes)]
-  exact, ours = own[0], own[1]
+  final_lines = [line for line in lines if line["size"] == max(options.sizes)]
+  exact, default = final_lines[0], final_lines[1]
   result = {
     "benchmark": "index_search",
-    "size": ours["size"],
-    "factory": ours["factory"],
-    "ratio": round(ours["queries_per_s"] / exact["queries_per_s"], 2),
-    "memory_ratio": round(exact["bytes"] / ours["bytes"], 2),
-    "recall@1": ours["recall@1"],
-    "recall@4": ours["recall@4"],
+    "size": default["size"],
+    "factory": default["factory"],
+    "ratio": round(default["queries_per_s"] / exact["queries_per_s"], 2),
+    "memory_ratio": round(exact["bytes"] / default["bytes"], 2),
+    "recall@1": default["recall@1"],
+    "recall@4": default["recall@4"],
     "gflops": measure.numpy_gflops(),
   }
   print(json.dumps(result))

@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-# Linux backs large allocations with huge pages, as in `t5x train`. XLA's CPU client reallocates
-# the temporary memory of each step, in pages of 4 KiB otherwise.
+# Makes Linux back large allocations with huge pages, as `t5x train` does. Otherwise, XLA's CPU
+# client reallocates its temporary memory in pages of 4 KiB in each step.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
@@ -24,8 +24,8 @@ def in_own_process(
   """Returns the last line of a script's output, parsed as JSON.
 
   Args:
-    script: Its path.
-    arguments: Its arguments.
+    script: Path of the script.
+    arguments: Command-line arguments.
     name: Name of the measurement in the error message.
     environment: Environment variables to set.
 
@@ -47,11 +47,11 @@ def in_own_process(
 def in_turns(
   variants: Iterable[str], rounds: int, measure: Callable[[str], dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-  """Returns the measurements of each variant; the variants take turns in every round."""
+  """Measures all variants once per round; returns the measurements by variant."""
   runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
   for _ in range(rounds):
-    for variant, own in runs.items():
-      own.append(measure(variant))
+    for variant, measurements in runs.items():
+      measurements.append(measure(variant))
   return runs
 
 
@@ -59,9 +59,9 @@ def timed(run: Callable[[], Any], repeats: int, *, warm_up: int = 1) -> dict[str
   """Returns `seconds` and `cpu_seconds` of each call after `warm_up` calls.
 
   Args:
-    run: Returns when its work is done.
+    run: Function to time. It must wait until its computations are done.
     repeats: Number of timed calls.
-    warm_up: Number of calls before, which compile and are not counted.
+    warm_up: Number of calls before, to compile; they are not counted.
   """
   seconds, cpu_seconds = [], []
   for _ in range(warm_up + repeats):
@@ -73,7 +73,7 @@ def timed(run: Callable[[], Any], repeats: int, *, warm_up: int = 1) -> dict[str
 
 
 def all_of(runs: Iterable[Mapping[str, Sequence[float]]], name: str) -> list[float]:
-  """Returns the values of a list in all runs."""
+  """Joins the lists with this name from all runs."""
   return [value for run in runs for value in run[name]]
 
 
@@ -83,13 +83,13 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 
 def resident_bytes(pid: int | str = "self", *, peak: bool = False) -> int:
-  """Returns the resident memory of a process now, or its peak; 0 if the process has ended."""
+  """Returns the current or peak resident memory of a process; 0 if the process has ended."""
   try:
     status = pathlib.Path(f"/proc/{pid}/status").read_text(encoding="ascii")
   except OSError:
     return 0
-  found = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", status)
-  return 1024 * int(found.group(1)) if found else 0
+  match = re.search(rf"{'VmHWM' if peak else 'VmRSS'}:\s+(\d+) kB", status)
+  return 1024 * int(match.group(1)) if match else 0
 
 
 def reset_peak() -> None:
@@ -98,7 +98,7 @@ def reset_peak() -> None:
 
 
 def device_bytes(*, peak: bool = False) -> int:
-  """Returns the memory in use on JAX's first device; on a CPU, that of this process."""
+  """Returns the memory in use on JAX's first device; on a CPU, the memory of this process."""
   import jax
 
   stats = jax.devices()[0].memory_stats()
@@ -118,14 +118,14 @@ def jax_device() -> str:
 def matmul_gflops(
   size: int = 1024, repeats: int = 10, *, dtype: str = "float32", precision: str | None = None
 ) -> float:
-  """Returns the rate of matmuls of JAX's first device now, in GFLOP/s.
+  """Returns the current rate of matmuls on JAX's first device, in GFLOP/s.
 
-  Rates of a benchmark on a shared machine compare with those of another time only relative to it.
+  On a shared machine, compare results of different times only relative to this rate.
   """
   import jax
   import jax.numpy as jnp
 
-  # Random: on a GPU, constant matrices are faster.
+  # Random values, because GPUs multiply constant matrices faster.
   matrix = jax.random.normal(jax.random.key(0), (size, size), dtype)
   matmul = functools.partial(jnp.matmul, precision=precision)
   product = jax.jit(matmul).lower(matrix, matrix).compile()
@@ -134,7 +134,7 @@ def matmul_gflops(
 
 
 def numpy_gflops(size: int = 2048) -> float:
-  """Returns the rate of NumPy's float32 matmuls now, in GFLOP/s."""
+  """Returns the current rate of NumPy's float32 matmuls, in GFLOP/s."""
   import numpy as np
 
   one = np.ones((size, size), np.float32)

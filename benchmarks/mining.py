@@ -1,25 +1,26 @@
-"""Compares margin mining of N x N unit vectors with the scripts common in the field.
+"""Compares margin mining of N x N unit vectors with a script as common in the field.
 
   python benchmarks/mining.py                                   # requires faiss-cpu
   python benchmarks/mining.py --sizes 10000 20000 50000 100000 --plot=mining.svg  # and matplotlib
 
-Half of the vectors on each side have a near one on the other side. Variants:
+Half of the source vectors have a similar target vector. Variants:
 
 * faiss: two searches in an exact index (IndexFlatIP), one per direction, on all GPUs if FAISS
-  supports them (package faiss-gpu-cu12); a Python loop that scores
-  every neighbor and another one that selects the best free pairs;
+  supports them (package faiss-gpu-cu12); a Python loop that scores the neighbors, and a second loop
+  that selects the best free pairs;
 * search: `vmsst.search.margins.margin_pairs`, which computes each similarity once;
-* devices: the same with the engine of `vmsst.search.device_search` (only if requested);
-* matmul: only the matmul of all vectors with all others, in blocks; a lower bound of the time.
+* devices: the same with `vmsst.search.device_search` (only if requested);
+* matmul: only the matmul of all sources with all targets, in blocks; a lower bound of the time.
 
 Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
-process (Linux) beyond the vectors, results included.
+process (Linux) without the vectors, results included.
 
-Prints one JSON line per variant and size, and a last one for the largest size: `ratio` is the
-median time of faiss over that of search, `memory_ratio` that of memory; both are above 1 if search
-is better; `ratio_of_devices` is that of devices. `agreement` is the share of faiss's pairs that
-search finds, `share_of_lower_bound` the time of matmul over that of search, and `gflops` the rate
-of NumPy's float32 matmuls now. On a shared machine, `ratio_of_cpu_seconds` is more reliable.
+Prints one JSON line per variant and size, and a last line for the largest size. `ratio` is the
+median time of faiss divided by the time of search, `memory_ratio` the same for memory; both are
+above 1 if search is better. `ratio_of_devices` compares with devices instead of search. `agreement`
+is the share of faiss's pairs that search finds too, `share_of_lower_bound` the time of matmul
+divided by the time of search, and `gflops` the rate of NumPy's float32 matmuls now. On a shared
+machine, `ratio_of_cpu_seconds` is more reliable.
 """
 
 import argparse
@@ -44,7 +45,7 @@ _WARM_UP = 300
 
 
 # --------------------------------------------------------------------------------------------
-# The variants: functions of both sides and k that return sources and targets of the pairs.
+# The variants: functions of sources, targets and k that return the rows of the pairs, [2, P].
 
 
 def with_faiss(source_ND, target_ND, k):
@@ -62,12 +63,14 @@ def with_faiss(source_ND, target_ND, k):
   score_MK, source_MK = search(target_ND, source_ND)
   mean_M = score_MK.mean(axis=1)
 
-  def margins(one, other, near, mean_one, mean_other):
-    scores = np.empty(near.shape)
-    for i in range(near.shape[0]):
-      for place in range(near.shape[1]):
-        j = near[i, place]
-        scores[i, place] = one[i].dot(other[j]) / ((mean_one[i] + mean_other[j]) / 2)
+  def margins(vectors_ND, candidates_MD, neighbor_NK, mean_vectors, mean_candidates):
+    scores = np.empty(neighbor_NK.shape)
+    for i in range(neighbor_NK.shape[0]):
+      for rank in range(neighbor_NK.shape[1]):
+        j = neighbor_NK[i, rank]
+        scores[i, rank] = vectors_ND[i].dot(candidates_MD[j]) / (
+          (mean_vectors[i] + mean_candidates[j]) / 2
+        )
     return scores
 
   margin_NK = margins(source_ND, target_ND, target_NK, mean_N, mean_M)
@@ -78,8 +81,8 @@ def with_faiss(source_ND, target_ND, k):
   targets = np.concatenate([target_NK[row_N, best_N], row_N])
   scores = np.concatenate([margin_NK.max(axis=1), margin_MK.max(axis=1)])
   used_sources, used_targets, pairs = set(), set(), []
-  for place in np.argsort(-scores):
-    source, target = sources[place], targets[place]
+  for row in np.argsort(-scores):
+    source, target = sources[row], targets[row]
     if source not in used_sources and target not in used_targets:
       used_sources.add(source)
       used_targets.add(target)
@@ -126,7 +129,7 @@ VARIANTS: dict[str, Callable[..., np.ndarray]] = {
 
 
 def make_sides(count: int, width: int) -> list[np.ndarray]:
-  """Returns unit vectors; those in even rows have a near one in a random row of the other side."""
+  """Returns unit vectors; each source in an even row has a similar target in a random row."""
   rng = np.random.default_rng(0)
   source_ND = rng.standard_normal((count, width), np.float32)
   target_ND = rng.standard_normal((count, width), np.float32)
@@ -143,12 +146,12 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
   """Returns time and memory of a variant after a small warm-up run."""
   run = VARIANTS[options.measure]
   run(*make_sides(_WARM_UP, options.width), options.neighbors)
-  sides = make_sides(*options.sizes, options.width)
+  vectors = make_sides(*options.sizes, options.width)
   measure.reset_peak()
   before = measure.resident_bytes()
 
   pairs = []
-  times = measure.timed(lambda: pairs.append(run(*sides, options.neighbors)), 1, warm_up=0)
+  times = measure.timed(lambda: pairs.append(run(*vectors, options.neighbors)), 1, warm_up=0)
   used = measure.resident_bytes(peak=True) - before
   np.save(options.pairs, pairs[0])
   device = f"cpu {processor()}"
@@ -161,8 +164,8 @@ def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
 
 def processor() -> str:
   with open("/proc/cpuinfo", encoding="utf-8") as file:
-    found = re.search(r"model name\s*: (.*)", file.read())
-  return found.group(1) if found else platform.machine()
+    match = re.search(r"model name\s*: (.*)", file.read())
+  return match.group(1) if match else platform.machine()
 
 
 # --------------------------------------------------------------------------------------------
@@ -170,7 +173,7 @@ def processor() -> str:
 
 
 def packages(variants: list[str]) -> list[str]:
-  installed = {each.name for each in importlib.metadata.distributions()}
+  installed = {distribution.name for distribution in importlib.metadata.distributions()}
   faiss = FAISS_ON_GPUS if FAISS_ON_GPUS in installed else "faiss-cpu"
   return ["numpy"] + [faiss] * (BASELINE in variants) + ["jax"] * (DEVICES in variants)
 
@@ -212,11 +215,13 @@ def plot(lines: list[dict[str, Any]], path: str) -> None:
   }
   figure, (time_axes, memory_axes) = pyplot.subplots(1, 2, figsize=(10, 4))
   for variant in dict.fromkeys(line["variant"] for line in lines):
-    own = [line for line in lines if line["variant"] == variant]
-    sizes = [line["size"] for line in own]
-    seconds = [line["seconds"]["median"] for line in own]
+    variant_lines = [line for line in lines if line["variant"] == variant]
+    sizes = [line["size"] for line in variant_lines]
+    seconds = [line["seconds"]["median"] for line in variant_lines]
     time_axes.plot(sizes, seconds, "o-", label=labels[variant])
-    memory_axes.plot(sizes, [line["additional_gb"] for line in own], "o-", label=labels[variant])
+    memory_axes.plot(
+      sizes, [line["additional_gb"] for line in variant_lines], "o-", label=labels[variant]
+    )
   time_axes.set(xscale="log", yscale="log", xlabel="vectors on each side", ylabel="seconds")
   memory_axes.set(xscale="log", xlabel="vectors on each side", ylabel="GB beyond the vectors")
   time_axes.legend()
@@ -227,14 +232,16 @@ def plot(lines: list[dict[str, Any]], path: str) -> None:
 
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("--sizes", type=int, nargs="+", default=[50000], help="vectors on each side")
+  parser.add_argument(
+    "--sizes", type=int, nargs="+", default=[50000], help="number of sources and of targets"
+  )
   parser.add_argument("--width", type=int, default=1024, help="vector width")
   parser.add_argument("--neighbors", type=int, default=4, help="neighbors per vector")
   parser.add_argument(
     "--variants", nargs="+", default=[BASELINE, OURS, LOWER_BOUND], choices=list(VARIANTS)
   )
   parser.add_argument("--rounds", type=int, default=3, help="processes per variant and size")
-  parser.add_argument("--plot", help="output file of a figure of time and memory by size")
+  parser.add_argument("--plot", help="output file for a figure of time and memory by size")
   parser.add_argument("--measure", choices=list(VARIANTS), help=argparse.SUPPRESS)
   parser.add_argument("--pairs", help=argparse.SUPPRESS)
   options = parser.parse_args()
@@ -252,13 +259,13 @@ def main() -> None:
 
   all_lines = []
   for size in sorted(options.sizes):
-    given = [f"--sizes={size}", f"--width={options.width}", f"--neighbors={options.neighbors}"]
+    common = [f"--sizes={size}", f"--width={options.width}", f"--neighbors={options.neighbors}"]
     with tempfile.TemporaryDirectory() as folder:
       paths = {variant: pathlib.Path(folder, f"{variant}.npy") for variant in options.variants}
 
-      def run(variant: str, given=given, paths=paths) -> dict[str, Any]:
-        own = [*given, f"--measure={variant}", f"--pairs={paths[variant]}"]
-        return measure.in_own_process(__file__, own, variant)
+      def run(variant: str, common=common, paths=paths) -> dict[str, Any]:
+        arguments = [*common, f"--measure={variant}", f"--pairs={paths[variant]}"]
+        return measure.in_own_process(__file__, arguments, variant)
 
       runs = measure.in_turns(options.variants, options.rounds, run)
       pairs = {
@@ -271,18 +278,18 @@ def main() -> None:
     all_lines += lines.values()
   if options.plot:
     plot(all_lines, options.plot)
-  ours, baseline = lines[OURS], lines[BASELINE]
+  search, baseline = lines[OURS], lines[BASELINE]
   ratios = {
-    "ratio": baseline["seconds"]["median"] / ours["seconds"]["median"],
-    "ratio_of_minima": baseline["seconds"]["min"] / ours["seconds"]["min"],
-    "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / ours["cpu_seconds"]["median"],
-    "memory_ratio": baseline["additional_gb"] / max(ours["additional_gb"], 1e-3),
+    "ratio": baseline["seconds"]["median"] / search["seconds"]["median"],
+    "ratio_of_minima": baseline["seconds"]["min"] / search["seconds"]["min"],
+    "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / search["cpu_seconds"]["median"],
+    "memory_ratio": baseline["additional_gb"] / max(search["additional_gb"], 1e-3),
     "agreement": len(pairs[OURS] & pairs[BASELINE]) / len(pairs[BASELINE]),
   }
   if DEVICES in lines:
     ratios["ratio_of_devices"] = baseline["seconds"]["median"] / lines[DEVICES]["seconds"]["median"]
   rounded = {name: round(value, 4) for name, value in ratios.items()}
-  rounded |= {"share_of_lower_bound": ours["share_of_lower_bound"]}
+  rounded |= {"share_of_lower_bound": search["share_of_lower_bound"]}
   rounded |= {"gflops": measure.numpy_gflops()}
   print(json.dumps({"benchmark": "mining", "size": size, **rounded}))
 

@@ -1,22 +1,23 @@
-"""Models the time of training steps on absent GPUs and TPUs, from what XLA compiles.
+"""Estimates the time of training steps on absent GPUs and TPUs from the programs that XLA compiles.
 
   python benchmarks/modeled_step.py --topology=h100:8 vmsst_24l.gin+meshes/24l.gin ems.gin
   python benchmarks/modeled_step.py --topology=v5p:2x2x2 vmsst_24l.gin+meshes/24l.gin
 
 Each run is `t5x train --dry_run=memory --topology=...` with gin files and bindings, such as
-NUM_MICROBATCHES=4, joined by `+`. The kernels of the compiled step are counted as often as their
-loops run. The modeled time on GPUs is the sum of
+NUM_MICROBATCHES=4, joined by `+`. A kernel counts as often as its loops run. The estimated time on
+GPUs is the sum of three times:
 
-* the FLOPs of matmuls, at SHARE of the published peak in bfloat16;
-* the bytes that all other kernels read and write, at the published bandwidth of the memory;
-* the bytes that each device sends in collectives, at LINK; some overlap with the rest.
+* matmuls: their FLOPs, at SHARE of the published bfloat16 peak;
+* all other kernels: the bytes that they read and write, at the published memory bandwidth;
+* collectives: the bytes that each device sends, at LINK. In reality, some of them overlap with
+  computation.
 
-On TPUs it is the sum of XLA's estimated cycles and of the collectives (jax[tpu], whose libtpu JAX
-can read; newer ones fail in `as_text`).
+The estimated time on TPUs is the sum of XLA's estimated cycles and the collectives. It needs
+jax[tpu] with the version of libtpu that JAX supports; `as_text` fails with newer versions.
 
-`share` is that of the peak in the whole step: MFU, but with the matmuls of gradient caching, which
-encodes twice. SHARE is that of the matmuls in a trace of vmsst_24l with 128 pairs on an H100.
-Prints a JSON line per run.
+`share` is the share of the peak FLOP/s in the complete step. It is MFU, except that the second
+encoding of gradient caching counts too. SHARE was measured for the matmuls in a trace of vmsst_24l
+with 128 pairs on an H100. Prints a JSON line per run.
 """
 
 import argparse
@@ -41,11 +42,11 @@ from vmsst.launch import main as launch
 
 SHARE = 0.62
 LINK = {"a100": 300e9, "h100": 450e9, "h200": 450e9, "v5e": 100e9, "v5p": 300e9}
-"""Bytes per second that a device sends, half of the published rate of both directions."""
+"""Bytes per second that a device sends: half of the published rate for both directions."""
 CLOCK = {"v5e": 1.5e9, "v5p": 1.75e9}
-"""Cycles per second of TPUs: the published peak by the FLOPs of their matrix units per cycle."""
+"""Cycles per second of TPUs: published peak / FLOPs of the matrix units per cycle."""
 
-_WIDTHS = {"pred": 1, "bf16": 2, "f16": 2}  # others end with their bits
+_WIDTHS = {"pred": 1, "bf16": 2, "f16": 2}  # Names of other types end with their bits.
 _SHAPE = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
 _NO_KERNELS = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all"}
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -61,9 +62,9 @@ class Instruction(NamedTuple):
   attributes: str
 
   def called(self, key: str) -> str:
-    """Returns the computation in an attribute."""
-    found = re.search(rf"{key}=%([\w.-]+)", self.attributes)
-    return found[1] if found else ""
+    """Returns the name of the computation in an attribute, or ""."""
+    match = re.search(rf"{key}=%([\w.-]+)", self.attributes)
+    return match[1] if match else ""
 
 
 Program = dict[str, list[Instruction]]
@@ -87,7 +88,7 @@ def elements(text: str) -> int:
 
 
 def _balanced(text: str) -> int:
-  """Returns the end of the parenthesis with which a text starts."""
+  """Returns the position after the parenthesis that closes the one at the start of a text."""
   depth = 0
   for i, character in enumerate(text):
     depth += (character == "(") - (character == ")")
@@ -97,7 +98,7 @@ def _balanced(text: str) -> int:
 
 
 def parse(text: str) -> tuple[Program, str]:
-  """Returns the computations of an HLO module, and the name of its entry."""
+  """Parses the text of an HLO module; returns its computations and the name of the entry."""
   program: Program = {}
   entry = name = ""
   for line in text.splitlines():
@@ -105,87 +106,93 @@ def parse(text: str) -> tuple[Program, str]:
       name = start[2]
       entry = name if start[1] else entry
       program[name] = []
-    elif name and (found := re.match(r"\s+(?:ROOT )?%([\w.-]+) = (.*)", line)):
-      own, rest = found.groups()
-      end = _balanced(rest) if rest[0] == "(" else rest.index(" ")
-      kind, rest = rest[:end], rest[end:].lstrip()
-      operator = rest.partition("(")[0]
-      rest = rest[len(operator) :]
-      end = _balanced(rest)
+    elif name and (match := re.match(r"\s+(?:ROOT )?%([\w.-]+) = (.*)", line)):
+      instruction, definition = match.groups()
+      end = _balanced(definition) if definition[0] == "(" else definition.index(" ")
+      kind, definition = definition[:end], definition[end:].lstrip()
+      operator = definition.partition("(")[0]
+      definition = definition[len(operator) :]
+      end = _balanced(definition)
       pattern = r"\d+" if operator == "constant" else r"%([\w.-]+)"
-      operands = re.findall(pattern, rest[:end])
-      program[name].append(Instruction(own, kind, operator, operands, rest[end:]))
+      operands = re.findall(pattern, definition[:end])
+      program[name].append(Instruction(instruction, kind, operator, operands, definition[end:]))
   return program, entry
 
 
 def trips(program: Program, loop: Instruction) -> int:
-  """Returns how often a loop runs."""
-  if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
-    return int(known[1])
+  """Returns the number of iterations of a loop."""
+  if match := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.attributes):
+    return int(match[1])
   bounds = [x.operands for x in program[loop.called("condition")] if x.operator == "constant"]
   return max((int(x[0]) for x in bounds if x), default=1)
 
 
 def kernels(program: Program, name: str, times: int = 1) -> Iterator[tuple[int, Instruction, int]]:
-  """Yields how often each kernel of a computation runs, the kernel, and the bytes of its inputs."""
-  types = {each.name: each.type for each in program[name]}
-  for each in program[name]:
-    if each.operator == "while":
-      yield from kernels(program, each.called("body"), times * trips(program, each))
-    elif each.operator == "call":
-      yield from kernels(program, each.called("to_apply"), times)
-    elif each.operator not in _NO_KERNELS and not each.operator.endswith("-done"):
-      yield times, each, sum(sum(sizes(types[x])) for x in each.operands if x in types)
+  """Yields for each kernel of a computation: number of runs, kernel and bytes of its inputs."""
+  types = {instruction.name: instruction.type for instruction in program[name]}
+  for instruction in program[name]:
+    if instruction.operator == "while":
+      yield from kernels(program, instruction.called("body"), times * trips(program, instruction))
+    elif instruction.operator == "call":
+      yield from kernels(program, instruction.called("to_apply"), times)
+    elif instruction.operator not in _NO_KERNELS and not instruction.operator.endswith("-done"):
+      yield (
+        times,
+        instruction,
+        sum(sum(sizes(types[x])) for x in instruction.operands if x in types),
+      )
 
 
 def moved(program: Program, kernel: Instruction, inputs: int) -> int:
-  """Returns the bytes that a kernel reads and writes; of slices, only those."""
+  """Returns the bytes that a kernel reads and writes. A slice counts, but not its whole array."""
   results = sum(sizes(kernel.type))
-  if kernel.operator.endswith("-start"):  # an asynchronous copy of a slice, at both ends
+  if kernel.operator.endswith("-start"):  # an asynchronous copy: one read, one write
     return 2 * min((size for size in sizes(kernel.type) if size > 4), default=0)
   inside = program.get(kernel.called("calls"))
   if inside is None:
     return results + inputs
-  by_name = {each.name: each for each in inside}
+  by_name = {instruction.name: instruction for instruction in inside}
   uses = collections.defaultdict(list)
-  for each in inside:
-    for operand in each.operands:
-      uses[operand].append(each)
+  for instruction in inside:
+    for operand in instruction.operands:
+      uses[operand].append(instruction)
 
   def read(name: str) -> int:
-    most = 0
+    size = 0
     for use in uses[name]:
       if use.operator == "bitcast":
-        most = max(most, read(use.name))
+        size = max(size, read(use.name))
       elif use.operator in ("dynamic-slice", "slice", "gather"):
-        most = max(most, *sizes(use.type))
+        size = max(size, *sizes(use.type))
       elif use.operator != "dynamic-update-slice" or use.operands[0] != name:
         return sum(sizes(by_name[name].type))
-    return most
+    return size
 
-  most = math.inf  # elements of an operand: a loop without a sum reads one for each result
+  limit = math.inf  # A loop without a sum reads at most one element of an operand per result.
   if "kind=kLoop" in kernel.attributes and all(x.operator != "reduce" for x in inside):
-    most = elements(kernel.type)
-  for each in inside:
-    if each.operator == "dynamic-update-slice" and each.operands[1] in by_name:
-      results += sum(sizes(by_name[each.operands[1]].type)) - sum(sizes(each.type))
-  for each in inside:
-    if each.operator == "parameter":
-      [size] = sizes(each.type) or [0]
-      results += min(read(each.name), most * size / max(1, elements(each.type)) if size else 0)
+    limit = elements(kernel.type)
+  for instruction in inside:
+    if instruction.operator == "dynamic-update-slice" and instruction.operands[1] in by_name:
+      results += sum(sizes(by_name[instruction.operands[1]].type)) - sum(sizes(instruction.type))
+  for instruction in inside:
+    if instruction.operator == "parameter":
+      [size] = sizes(instruction.type) or [0]
+      results += min(
+        read(instruction.name), limit * size / max(1, elements(instruction.type)) if size else 0
+      )
   return max(results, 0)
 
 
 def count(program: Program, entry: str, devices_: int) -> dict[str, float]:
-  """Returns bytes of kernels without matmuls, bytes sent in collectives, and a TPU's cycles."""
+  """Returns bytes of kernels other than matmuls, bytes sent in collectives, and TPU cycles."""
   bytes_ = sent = cycles = 0.0
   for times, kernel, inputs in kernels(program, entry):
-    # Some are asynchronous calls, which have the name of what they call.
+    # An asynchronous call has the collective in its name, not in its operator.
     names = (kernel.operator, kernel.name)
     collective = next((x for x in _COLLECTIVES if any(y.startswith(x) for y in names)), None)
     if collective is not None:
-      whole = max(inputs, sum(sizes(kernel.type)) - inputs) * (devices_ - 1) / devices_
-      sent += times * whole * (2 if collective == "all-reduce" else 1)
+      total = max(inputs, sum(sizes(kernel.type)) - inputs) * (devices_ - 1) / devices_
+      sent += times * total * (2 if collective == "all-reduce" else 1)
     elif "gemm" not in kernel.attributes and "cublas" not in kernel.attributes:
       bytes_ += times * moved(program, kernel, inputs)
     if estimate := re.search(r'"estimated_cycles":"(\d+)"', kernel.attributes):
@@ -194,7 +201,7 @@ def count(program: Program, entry: str, devices_: int) -> dict[str, float]:
 
 
 def compile_step(arguments: list[str]) -> tuple[str, dict[str, Any]]:
-  """Returns the text of the step that a `t5x train --dry_run=memory` compiles, and its report."""
+  """Runs `t5x train --dry_run=memory`; returns the text of the compiled step, and the report."""
   texts = []
   compile_ = jax.stages.Lowered.compile
 
@@ -212,7 +219,7 @@ def compile_step(arguments: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 def model(run: str, topology: str) -> dict[str, Any]:
-  """Returns the line of a run."""
+  """Returns the result of a run, for one JSON line."""
   kind, _, shape = topology.partition(":")
   name = {"v5e": "TPU v5e", "v5p": "TPU v5p"}.get(kind, f"{kind.upper()} SXM")
   device, number = devices.BY_NAME[name], math.prod(map(int, shape.split("x")))
@@ -220,26 +227,26 @@ def model(run: str, topology: str) -> dict[str, Any]:
   start = time.perf_counter()
   try:
     text, report = compile_step([*files, "--dry_run=memory", f"--topology={topology}"])
-  except Exception as error:  # XLA's cannot be sent to another process
+  except Exception as error:  # Exceptions of XLA cannot be pickled.
     return {"run": run, "topology": topology, "error": f"{type(error).__name__}: {error}"[:300]}
   seconds = time.perf_counter() - start
   counted = count(*parse(text), number)
   flops = report["flops_per_step"] / number
   if kind in CLOCK:
-    parts = {"cycles": counted["cycles"] / CLOCK[kind]}
+    seconds_by_kind = {"cycles": counted["cycles"] / CLOCK[kind]}
   else:
-    parts = {
+    seconds_by_kind = {
       "matmuls": flops / (SHARE * device.flops),
       "others": counted["bytes"] / device.bandwidth,
     }
-  parts["collectives"] = counted["sent"] / LINK[kind]
-  total = sum(parts.values())
+  seconds_by_kind["collectives"] = counted["sent"] / LINK[kind]
+  total = sum(seconds_by_kind.values())
   return {
     "run": run,
     "topology": topology,
     "peak_gb": round(report["peak_bytes_per_device"] / 1e9, 1),
     "process_seconds": round(seconds),
-    **{name: round(value, 3) for name, value in parts.items()},
+    **{name: round(value, 3) for name, value in seconds_by_kind.items()},
     "seconds": round(total, 3),
     "share": round(flops / total / device.flops, 3),
   }

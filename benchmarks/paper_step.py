@@ -1,32 +1,32 @@
-"""Measures whole training steps at the sizes of the papers: throughput, MFU and memory.
+"""Measures complete training steps at the sizes of the papers: throughput, MFU and memory.
 
   python benchmarks/paper_step.py --model vmsst_24l contrastive_24l --pairs=256
   python benchmarks/paper_step.py --size=tiny --peak_tflops=0.1
 
-A step is loss, gradients, optimizer update and metrics, by the functions of the bundled runtime
-(`vmsst.train.trainer`), jitted with donated state. Parameters are float32, --dtype is the
-compute dtype. Batches are random tokens in sentences of full length, stored on the device before
-the first step. Models, sizes, dropout and optimizers are those of the gin files: Adafactor for
+A step consists of loss, gradients, optimizer update and metrics. It uses the functions of the
+bundled runtime (`vmsst.train.trainer`), jitted with donated state. Parameters are float32; --dtype
+is the dtype of computations. Batches are random tokens in sentences of full length, on the device
+before the first step. Models, sizes, dropout and optimizers equal the gin files: Adafactor for
 VMSST, BITRANSLATION and CONTRASTIVE, Adam for EMS. Each model runs in its own process.
 
---microbatches accumulates gradients as the trainer does; in-batch negatives of CONTRASTIVE and EMS
-then come from one microbatch.
+--microbatches accumulates gradients as the trainer does. Then the in-batch negatives of CONTRASTIVE
+and EMS come from one microbatch.
 
-Model FLOPs are those of the matmuls of one step, 2 M N K each, forward and backward (3 times the
-forward pass); recomputation, elementwise operations and the optimizer do not count. Per sentence of
-T tokens, in multiplications, with D = width, H = heads * head size, M = feed-forward width,
-Z = sentence vector given to the decoder (D, in VMSST 2 D), V = vocabulary, L = layers:
+Model FLOPs count the matmuls of one step, 2 M N K each, forward and backward (3 times the forward
+pass). Recomputation, elementwise operations and the optimizer do not count. Multiplications per
+sentence of T tokens, with D = width, H = heads * head size, M = feed-forward width, Z = width of
+the decoder's sentence vector (D; in VMSST 2 D), V = vocabulary, L = layers:
 
 * T5 encoder: L T (4 D H + 3 D M + 2 T H);
 * decoder: L (T (4 D H + 3 D M + 2 T H + D D) + Z D);
-* vocabulary projection: V (T D + Z): the sentence part counts once per sentence;
+* vocabulary projection: V (T D + Z), because the sentence vector counts once per sentence;
 * BERT encoder: L T (4 D D + 2 D M + 2 T D);
 * heads and the scores of all pairs: see `forward_multiplications`.
 
-A pair is 2 sentences in each encoder, and 2 (BITRANSLATION) or 4 (VMSST) in the decoder. MFU is
-model FLOPs per second over the device's bfloat16 peak (--peak_tflops).
+A pair counts as 2 sentences in each encoder, and as 2 (BITRANSLATION) or 4 (VMSST) in the decoder.
+MFU is the model FLOPs per second divided by the device's bfloat16 peak (--peak_tflops).
 
-Prints a JSON line per model, and a last one: `ratio` is the smallest MFU over 0.5.
+Prints a JSON line per model, and a last line: `ratio` is the smallest MFU divided by 0.5.
 """
 
 import argparse
@@ -76,7 +76,7 @@ LANGUAGES = {"input_language": 1, "target_language": 2}
 
 
 # --------------------------------------------------------------------------------------------
-# Sizes, models, optimizers: those of gin/sizes, gin/models and gin/runs
+# Sizes, models and optimizers, as in gin/sizes, gin/models and gin/runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,14 +103,14 @@ SIZES = {
 
 
 def size_of(name: str, options: argparse.Namespace) -> Size:
-  """Returns the size of a model, with the values that `options` replaces."""
+  """Returns the size of a model, with overrides from the command line."""
   size = SIZES["tiny" if options.size == "tiny" else name.rpartition("_")[2]]
-  given = {key: getattr(options, key) for key in ("pairs", "remat")}
-  return dataclasses.replace(size, **{key: value for key, value in given.items() if value})
+  replacements = {key: getattr(options, key) for key in ("pairs", "remat")}
+  return dataclasses.replace(size, **{key: value for key, value in replacements.items() if value})
 
 
 def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
-  """Returns a model of the library as its gin file configures it."""
+  """Returns a model with the configuration of its gin file."""
   numerics = {"dtype": dtype, "remat": size.remat, "scan_layers": scan_layers}
   common = {"vocab_size": size.vocabulary, "emb_dim": size.width, "num_heads": size.heads}
   kind = name.partition("_")[0]
@@ -125,7 +125,7 @@ def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
     )
     return ems_model.EmsModel(
       network=ems_network.EmsNetwork(bert_config),
-      vocabulary=vocabularies.ByteVocabulary(),  # only its EOS id is read
+      vocabulary=vocabularies.ByteVocabulary(),  # only its EOS id is used
       max_length=size.length,
     )
   config = t5.T5Config(
@@ -149,7 +149,7 @@ def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
 
 
 def make_optimizer(model: Any) -> tuple[Any, optimizers.Schedule]:
-  """Returns the optimizer of a model's gin file and its learning rates."""
+  """Returns the optimizer of a model's gin file and the learning-rate schedule."""
   if isinstance(model, ems_model.EmsModel):
     rates = optimizers.create_learning_rate_scheduler("constant * linear_warmup", 3e-4, 10000)
     return optimizers.chain([optax.add_decayed_weights(1e-5), optax.adam(rates)]), rates
@@ -164,14 +164,14 @@ def make_batch(size: Size) -> dict[str, jax.Array]:
   """Returns random pairs of sentences of full length."""
   keys = jax.random.split(jax.random.key(1), 2)
   batch = {
-    side: jax.random.randint(key, (size.pairs, size.length), 5, size.vocabulary)
-    for side, key in zip(("inputs", "targets"), keys, strict=True)
+    name: jax.random.randint(key, (size.pairs, size.length), 5, size.vocabulary)
+    for name, key in zip(("inputs", "targets"), keys, strict=True)
   }
-  return batch | {side: jnp.full((size.pairs, 1), row) for side, row in LANGUAGES.items()}
+  return batch | {name: jnp.full((size.pairs, 1), row) for name, row in LANGUAGES.items()}
 
 
 def make_step(model: Any, rates: optimizers.Schedule, microbatches: int) -> Callable[..., Any]:
-  """Returns the function from (state, batch, rng) to the next state and the loss."""
+  """Returns a function that maps (state, batch, rng) to the next state and the loss."""
 
   def step(state, batch, rng):
     loss_fn = model.loss_fn
@@ -192,7 +192,7 @@ def make_step(model: Any, rates: optimizers.Schedule, microbatches: int) -> Call
 
 
 def projection_chunk(chunk: int | None) -> contextlib.AbstractContextManager[Any]:
-  """Sets the chunk of vocabulary projections; None: the default of the device."""
+  """Sets the chunk size of the vocabulary projection (default: as for the device)."""
   if chunk is None:
     return contextlib.nullcontext()
   return mock.patch.object(vocabulary, "default_chunk", return_value=chunk)
@@ -203,7 +203,7 @@ def projection_chunk(chunk: int | None) -> contextlib.AbstractContextManager[Any
 
 
 def encoder_multiplications(config: Any, length: int) -> int:
-  """Returns the multiplications of an encoder's matmuls, per sentence."""
+  """Returns the multiplications in an encoder's matmuls per sentence."""
   width, mlp = config.emb_dim, config.mlp_dim
   if isinstance(config, transformer.TransformerConfig):
     layer = 4 * width**2 + 2 * width * mlp + 2 * length * width
@@ -216,10 +216,10 @@ def encoder_multiplications(config: Any, length: int) -> int:
 def forward_multiplications(
   network: Any, pairs: int, length: int, microbatches: int = 1
 ) -> dict[str, int]:
-  """Returns the multiplications of the forward pass's matmuls per step, by component."""
+  """Returns the multiplications in the matmuls of a step's forward pass, by component."""
   config, sentences = network.config, 2 * pairs
   width, encoder = config.emb_dim, encoder_multiplications(config, length)
-  scored = pairs * (pairs // microbatches)  # pairs of sentences that the loss compares
+  scored = pairs * (pairs // microbatches)  # pairs of sentences with a score
   if isinstance(network, ems_network.EmsNetwork):
     features = width + network.language_dim
     return {
@@ -236,25 +236,25 @@ def forward_multiplications(
     }
   is_vmsst = isinstance(network, vmsst_network.VmsstNetwork)
   encoders, heads, decoded = (2, 4, 2 * sentences) if is_vmsst else (1, 1, sentences)
-  layers, given = config.num_encoder_layers, network.sentence_dim
+  layers, sentence_width = config.num_encoder_layers, network.sentence_dim
   return {
     "encoder": encoders * sentences * encoder,
     "heads": heads * sentences * width * latent,
-    "decoder": decoded * (encoder + layers * (length * width + given) * width),
-    "projection": decoded * config.vocab_size * (length * width + given),
+    "decoder": decoded * (encoder + layers * (length * width + sentence_width) * width),
+    "projection": decoded * config.vocab_size * (length * width + sentence_width),
   }
 
 
 def model_flops(network: Any, pairs: int, length: int, microbatches: int = 1) -> float:
-  """Returns the FLOPs of a step's matmuls, gradients included and recomputation not."""
+  """Returns the FLOPs of a step's matmuls, with gradients and without recomputation."""
   counts = forward_multiplications(network, pairs, length, microbatches)
   return 3.0 * 2.0 * sum(counts.values())
 
 
-def peak_tflops(device: jax.Device, given: float | None) -> float | None:
-  """Returns the peak of a device in TFLOP/s; None if it is neither given nor known."""
-  known = devices.of_kind(device.device_kind)
-  return given or (known.flops / 1e12 if known else None)
+def peak_tflops(device: jax.Device, override: float | None) -> float | None:
+  """Returns the peak of a device in TFLOP/s: the override, the published peak, or None."""
+  published = devices.of_kind(device.device_kind)
+  return override or (published.flops / 1e12 if published else None)
 
 
 # --------------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ def peak_tflops(device: jax.Device, given: float | None) -> float | None:
 
 
 def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the line of a model."""
-  jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as the runtime
+  """Returns the result of a model, for one JSON line."""
+  jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as in the runtime
   size = size_of(name, options)
   model = make_model(name, size, dtype=options.dtype, scan_layers=options.scan_layers)
   optimizer_def, rates = make_optimizer(model)
@@ -296,15 +296,17 @@ def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     seconds.append(time.perf_counter() - before)
   median = statistics.median(seconds[FIRST_STEPS:])
   device = jax.devices()[0]
-  work = model_flops(model.network, size.pairs, size.length, options.microbatches)
+  step_flops = model_flops(model.network, size.pairs, size.length, options.microbatches)
   peak = peak_tflops(device, options.peak_tflops)
-  tflops = work / median / 1e12
+  tflops = step_flops / median / 1e12
   analysis = compiled.memory_analysis()
   return {
     "benchmark": "paper_step",
     "model": name,
     "device": f"{device.platform} {device.device_kind}",
-    "versions": {each: importlib.metadata.version(each) for each in ("jax", "jaxlib", "flax")},
+    "versions": {
+      package: importlib.metadata.version(package) for package in ("jax", "jaxlib", "flax")
+    },
     "size": options.size,
     **dataclasses.asdict(size),
     **{key: getattr(options, key) for key in ("microbatches", "scan_layers", "chunk", "dtype")},
@@ -316,7 +318,7 @@ def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
     "seconds": measure.summary(seconds[FIRST_STEPS:]),
     "pairs_per_second": round(size.pairs / median, 1),
     "tokens_per_second": round(2 * size.pairs * size.length / median),
-    "model_tflop": float(f"{work / 1e12:.4g}"),
+    "model_tflop": float(f"{step_flops / 1e12:.4g}"),
     "model_tflops_per_second": round(tflops, 3),
     "peak_tflops": peak,
     "mfu": round(tflops / peak, 4) if peak else None,
@@ -327,7 +329,7 @@ def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def in_own_process(name: str) -> dict[str, Any] | None:
-  """Prints the line of a model and returns it; None if it failed."""
+  """Measures a model in a new process; prints and returns the result, or None if it failed."""
   command = [sys.executable, __file__, *sys.argv[1:], f"--measure={name}"]
   done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
   print(done.stdout, end="", flush=True)
@@ -341,10 +343,14 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--model", nargs="+", default=list(MODELS), choices=MODELS)
   parser.add_argument("--size", default="paper", choices=("paper", "tiny"))
-  parser.add_argument("--pairs", type=int, help="pairs per step; default: 256, EMS: 152, tiny: 8")
-  parser.add_argument("--microbatches", type=int, default=1, help="default: 1")
+  parser.add_argument("--pairs", type=int, help="pairs per step (default: 256; EMS: 152; tiny: 8)")
   parser.add_argument(
-    "--remat", choices=("none", *t5.REMAT_POLICIES), help="default: minimal for 24 layers, or none"
+    "--microbatches", type=int, default=1, help="microbatches per step (default: 1)"
+  )
+  parser.add_argument(
+    "--remat",
+    choices=("none", *t5.REMAT_POLICIES),
+    help="default: minimal for 24 layers, otherwise none",
   )
   parser.add_argument("--scan_layers", action="store_true", help="compile one layer per stack")
   parser.add_argument(
@@ -352,7 +358,7 @@ def main() -> None:
   )
   parser.add_argument("--dtype", default="bfloat16", choices=t5.DTYPES, help="compute dtype")
   parser.add_argument("--steps", type=int, default=10, help="timed steps")
-  parser.add_argument("--peak_tflops", type=float, help="of the device; default: by its name")
+  parser.add_argument("--peak_tflops", type=float, help="peak of the device (default: by its name)")
   parser.add_argument("--measure", choices=MODELS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.steps, options.microbatches) < 1:
@@ -361,8 +367,8 @@ def main() -> None:
     print(json.dumps(measure_model(options.measure, options)))
     return
   lines = [in_own_process(name) for name in options.model]
-  found = [line["mfu"] for line in lines if line and line["mfu"]]
-  ratio = round(min(found) / TARGET_MFU, 3) if found else None
+  mfus = [line["mfu"] for line in lines if line and line["mfu"]]
+  ratio = round(min(mfus) / TARGET_MFU, 3) if mfus else None
   print(json.dumps({"benchmark": "paper_step", "ratio": ratio}))
   if None in lines:
     raise SystemExit(1)

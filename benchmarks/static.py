@@ -1,18 +1,21 @@
-"""Distills a static encoder, trains it on bitext, and compares both with the encoder they are from.
+"""Distills a static encoder, trains it on bitext, and compares both with the original encoder.
 
   python benchmarks/static.py --data=DATA --encoder=multilingual-e5-small --folder=OUT
 
-The texts of the distillation and the pairs of the training, batches of one language each, are
-DATA/bitext_tatoeba, bitext_news and bitext_other. Run the command again to resume it.
+The texts for distillation and the pairs for training come from DATA/bitext_tatoeba, bitext_news and
+bitext_other. Each batch has pairs of one language. Rerun the command to resume it.
 
-Prints one JSON line for each encoder:
+Prints one JSON line per encoder:
 
-* `seconds` of the distillation and of the training, compilation included;
+* `seconds`: time of distillation or training, compilation included;
 * `rate`: sentences per second from strings to vectors, the best of 3 calls with Tatoeba sentences
-  of many languages; `megabytes` of its parameters;
-* averages of the benchmarks, x 100, and `pairs`, the F1 of mining by margin for each pair.
+  in many languages;
+* `megabytes`: size of the parameters;
+* `averages`: averages of the benchmarks, x 100;
+* `pairs`: F1 of margin mining, by language pair.
 
-The last line has the ratios of the trained encoder's rate and F1 to those of the first encoder.
+In the last line, the rate and the F1 of the trained encoder are divided by the rate and the F1 of
+the original encoder.
 """
 
 import argparse
@@ -32,19 +35,19 @@ FOLDERS = ("bitext_tatoeba", "bitext_news", "bitext_other")
 
 
 def report(name: str, encoder: Any, seconds: float, options: argparse.Namespace) -> dict[str, Any]:
-  """Returns rate, size and accuracy of an encoder, and prints them."""
+  """Prints and returns rate, size and accuracy of an encoder."""
   sentences = encode.read_sentences(options.data, options.sentences)
   times = measure.timed(lambda: encoder.encode(sentences), 3)["seconds"]
   numbers = sum(x.size for x in jax.tree.leaves(encoder._backend.params))
   results = vmsst.evaluate(encoder, vmsst.get_benchmarks(options.benchmarks), options.data)
-  found = results["benchmarks"]
+  scores = results["benchmarks"]
   line = {
     "name": name,
     "seconds": round(seconds, 1),
     "rate": round(len(sentences) / min(times)),
     "megabytes": round(4 * numbers / 1e6),
-    "averages": {benchmark: found[benchmark]["summary"] for benchmark in found},
-    "pairs": {x["name"]: x["metrics"]["margin_f1"] for x in found["mining"]["results"]},
+    "averages": {benchmark: scores[benchmark]["summary"] for benchmark in scores},
+    "pairs": {x["name"]: x["metrics"]["margin_f1"] for x in scores["mining"]["results"]},
   }
   print(json.dumps(line), flush=True)
   return line
@@ -78,8 +81,8 @@ def main() -> None:
       first, texts, dimensions=options.dimensions, words=options.words
     )
     distilled.save(options.folder / "distilled")
-  made = time.perf_counter()
-  report("distilled", vmsst.load(options.folder / "distilled"), made - start, options)
+  distilled_time = time.perf_counter()
+  report("distilled", vmsst.load(options.folder / "distilled"), distilled_time - start, options)
   start = time.perf_counter()
   encoder = vmsst.finetune(
     options.folder / "distilled",
@@ -93,9 +96,9 @@ def main() -> None:
     eval_every=options.steps,
   )
   trained = report("trained", encoder, time.perf_counter() - start, options)
-  whole = report("first", first, 0.0, options)
-  ratios = {pair: round(f1 / whole["pairs"][pair], 3) for pair, f1 in trained["pairs"].items()}
-  print(json.dumps({"rate": round(trained["rate"] / whole["rate"], 1), "mining": ratios}))
+  reference = report("first", first, 0.0, options)
+  ratios = {pair: round(f1 / reference["pairs"][pair], 3) for pair, f1 in trained["pairs"].items()}
+  print(json.dumps({"rate": round(trained["rate"] / reference["rate"], 1), "mining": ratios}))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,25 @@
-"""Compares the seconds of training until Tatoeba reaches 60, 65 and 72 with sentence-transformers.
+"""Compares the training time to Tatoeba accuracies of 60, 65 and 72 with sentence-transformers.
 
   python benchmarks/time_to_accuracy.py --data=../shared/data --folder=/runs/time_to_accuracy
 
-Both train an encoder of one layer, 512 wide, with a vocabulary of 60,000 pieces, on the pairs of
+Both train an encoder with one layer, width 512 and 60,000 pieces, on the pairs of
 `gin/contrastive_small.gin` (German, Spanish, French, Russian and Turkish with English), in batches
 of 256 pairs of at most 32 tokens. Accuracy is the mean over these languages and both directions.
 
-* ours: `t5x train` with a gin file (--gin_file), which drops pairs above 32 tokens;
+* ours: `t5x train` with a gin file (--gin_file), which drops pairs with more than 32 tokens;
 * theirs: SentenceTransformerTrainer with MultipleNegativesRankingLoss (scale 20) on a new
-  `transformers.BertModel`, with AdamW at a learning rate of 1e-3 and its other defaults. It has the
-  same tokenizer, and cuts sentences at 32 tokens.
+  `transformers.BertModel`, with AdamW, a learning rate of 1e-3 and default options. It uses the
+  same tokenizer and cuts sentences at 32 tokens.
 
-Seconds are those of training alone, from the first step, compilation included, interpolated between
-the two evaluations around a threshold. Startup and evaluations are reported separately.
+The time is the training time from the first step, compilation included, interpolated between the
+two evaluations around a threshold. Startup and evaluations are reported separately.
 
-A variant stops after --minutes and when it has passed all thresholds. Run the command again to
-resume it; variants that have passed are not repeated.
+A variant stops after --minutes, or when it has passed all thresholds. Rerun the command to resume
+it; variants that have passed all thresholds are not repeated.
 
-Prints one JSON line per variant. The last one has `ratios`, theirs over ours by threshold, and
-`ratio`, the smallest of them. `gflops` are the rates of NumPy's float32 matmuls before each run.
+Prints one JSON line per variant. In the last line, `ratios` are the times of theirs divided by the
+times of ours, by threshold, and `ratio` is the smallest ratio. `gflops` are the rates of NumPy's
+float32 matmuls before each run.
 """
 
 import argparse
@@ -69,10 +70,10 @@ class TimedTrainer(trainer.Trainer):
   """Appends `{"step", "seconds"}` to a file whenever training pauses.
 
   Args:
-    *args: Those of `Trainer`.
+    *args: Arguments of `Trainer`.
     log: The file.
-    limit: Seconds of training after which the run stops, to be resumed later.
-    **kwargs: Those of `Trainer`.
+    limit: Seconds of training after which the run stops. A rerun resumes it.
+    **kwargs: Options of `Trainer`.
   """
 
   def __init__(self, *args: Any, log: str, limit: float, **kwargs: Any):
@@ -81,7 +82,7 @@ class TimedTrainer(trainer.Trainer):
     self._write({"started": time.time()})
 
   def train(self, batches: Any, num_steps: int, start_step: int, **kwargs: Any) -> Any:
-    """Trains as `Trainer` does, until all steps are finished."""
+    """Trains as `Trainer` does, waits for the last step and logs the time."""
     began = time.perf_counter()
     done, metrics = super().train(batches, num_steps, start_step, **kwargs)
     seconds = time.perf_counter() - began
@@ -106,7 +107,7 @@ class Reached(trainer.BaseAction):
     self._target = target
 
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Returns whether to stop."""
+    """Returns whether the run should stop."""
     return any(float(x["accuracy/average"]) >= self._target for x in metrics_by_task.values())
 
 
@@ -145,22 +146,22 @@ def run_ours(folder: pathlib.Path, options: argparse.Namespace) -> None:
   }
   command = [sys.executable, "-m", "vmsst.launch.main", "train", f"--gin_file={options.gin_file}"]
   command += [f"--gin_file={gin}", *(f"--gin.{name}={x!r}" for name, x in bindings.items())]
-  places = [str(_BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
-  variables = {"PYTHONPATH": os.pathsep.join(places), "JAX_COMPILATION_CACHE_DIR": ""}
-  # Progress goes where it does not mix with the JSON lines.
+  folders = [str(_BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
+  variables = {"PYTHONPATH": os.pathsep.join(folders), "JAX_COMPILATION_CACHE_DIR": ""}
+  # Progress goes to stderr, because stdout contains the JSON lines.
   subprocess.run(command, env={**os.environ, **variables}, stdout=sys.__stderr__, check=True)
 
 
 def evaluations_of_ours(folder: pathlib.Path) -> dict[int, Line]:
   """Returns accuracy and seconds of the evaluation after each step."""
-  found: dict[int, Line] = {}
+  evaluations: dict[int, Line] = {}
   for path in (folder / "run" / "inference_eval").glob("*-metrics.jsonl"):
     for line in map(json.loads, path.read_text().splitlines()):
-      found[line["step"]] = {"accuracy": line["accuracy/average"]}
+      evaluations[line["step"]] = {"accuracy": line["accuracy/average"]}
   for line in map(json.loads, (folder / "run/train/metrics.jsonl").read_text().splitlines()):
-    if line["step"] in found and "timing/evaluate_seconds" in line:
-      found[line["step"]]["evaluation"] = line["timing/evaluate_seconds"]
-  return found
+    if line["step"] in evaluations and "timing/evaluate_seconds" in line:
+      evaluations[line["step"]]["evaluation"] = line["timing/evaluate_seconds"]
+  return evaluations
 
 
 # --------------------------------------------------------------------------------------------
@@ -176,20 +177,20 @@ def read_pairs(data: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 
 def tatoeba_accuracy(model: Any, data: pathlib.Path) -> float:
-  """Returns the mean over languages and directions, in percent."""
+  """Returns the mean accuracy over languages and directions, in percent."""
   from vmsst.evaluation.benchmarks import bitext_retrieval
 
-  found = []
+  accuracies = []
   paths = bitext_retrieval.tatoeba_files(data / "tatoeba")
   for code in LANGUAGES:
     task = bitext_retrieval.tatoeba_task(code, *paths[code])
-    vectors = [model.encode(list(x.texts), batch_size=_BATCH) for x in task.text_sets]
-    found += [result.metrics["average"] for result in task.score(*vectors)]
-  return float(np.mean(found))
+    vectors = [model.encode(list(texts.texts), batch_size=_BATCH) for texts in task.text_sets]
+    accuracies += [result.metrics["average"] for result in task.score(*vectors)]
+  return float(np.mean(accuracies))
 
 
 def make_their_model(folder: pathlib.Path, data: pathlib.Path) -> Any:
-  """Returns a new SentenceTransformer, whose parts are also written to a folder."""
+  """Returns a new SentenceTransformer; writes its tokenizer and BERT to a folder."""
   import sentence_transformers
   import tokenizers
   import torch
@@ -235,11 +236,11 @@ def train_theirs(folder: pathlib.Path, options: argparse.Namespace) -> None:
 
   torch.set_num_threads(len(os.sched_getaffinity(0)))
   model = make_their_model(folder / "model", options.data)
-  sides = zip(*read_pairs(options.data), strict=True)
-  pairs = dict(zip(("anchor", "positive"), map(list, sides), strict=True))
+  columns = zip(*read_pairs(options.data), strict=True)
+  pairs = dict(zip(("anchor", "positive"), map(list, columns), strict=True))
 
   class Clock(transformers.TrainerCallback):
-    """Evaluates periodically, and writes the seconds in between."""
+    """Evaluates periodically, and logs the training seconds between evaluations."""
 
     spent = 0.0
 
@@ -285,11 +286,11 @@ def train_theirs(folder: pathlib.Path, options: argparse.Namespace) -> None:
 
 
 def run_theirs(folder: pathlib.Path, options: argparse.Namespace) -> None:
-  """Trains in a process of its own."""
-  given = [f"--data={options.data}", f"--folder={options.folder}", f"--measure={THEIRS}"]
-  given += [f"--minutes={options.minutes}", f"--period={options.period}", "--thresholds"]
-  given += [str(threshold) for threshold in options.thresholds]
-  subprocess.run([sys.executable, __file__, *given], stdout=sys.__stderr__, check=True)
+  """Trains in a separate process."""
+  arguments = [f"--data={options.data}", f"--folder={options.folder}", f"--measure={THEIRS}"]
+  arguments += [f"--minutes={options.minutes}", f"--period={options.period}", "--thresholds"]
+  arguments += [str(threshold) for threshold in options.thresholds]
+  subprocess.run([sys.executable, __file__, *arguments], stdout=sys.__stderr__, check=True)
 
 
 # --------------------------------------------------------------------------------------------
@@ -319,7 +320,7 @@ def seconds_to(threshold: float, points: Sequence[Line]) -> float | None:
 
 
 def report(variant: str, folder: pathlib.Path, options: argparse.Namespace) -> Line:
-  """Returns the line of a variant."""
+  """Returns the result of a variant, for one JSON line."""
   points, log = history(variant, folder), read_log(folder)
   began = [line["began"] for line in log if "began" in line]
   started = [line["started"] for line in log if "started" in line]
@@ -339,10 +340,15 @@ def report(variant: str, folder: pathlib.Path, options: argparse.Namespace) -> L
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   add = parser.add_argument
-  add("--data", type=pathlib.Path, required=True, help="folder of bitext_*/, tatoeba/ and vocab/")
-  add("--folder", type=pathlib.Path, required=True, help="folder of the runs, which are resumed")
+  add("--data", type=pathlib.Path, required=True, help="folder with bitext_*/, tatoeba/ and vocab/")
+  add(
+    "--folder",
+    type=pathlib.Path,
+    required=True,
+    help="folder of the runs; existing runs are resumed",
+  )
   add("--variants", nargs="+", default=[OURS, THEIRS], choices=[OURS, THEIRS], help="what to run")
-  add("--gin_file", default="contrastive_short.gin", help="configuration of ours")
+  add("--gin_file", default="contrastive_short.gin", help="gin file for ours")
   add("--thresholds", type=float, nargs="+", default=THRESHOLDS, help="accuracies in percent")
   add("--period", type=int, default=20, help="steps between evaluations")
   add("--minutes", type=float, default=30.0, help="minutes of training per variant now")
@@ -365,8 +371,8 @@ def main() -> None:
   if {OURS, THEIRS} <= lines.keys():
     ratios = {}
     for name, seconds in lines[OURS]["seconds"].items():
-      theirs = lines[THEIRS]["seconds"][name]
-      ratios[name] = round(theirs / seconds, 2) if seconds and theirs else None
+      peer_seconds = lines[THEIRS]["seconds"][name]
+      ratios[name] = round(peer_seconds / seconds, 2) if seconds and peer_seconds else None
     result |= {"ratios": ratios, "ratio": None if None in ratios.values() else min(ratios.values())}
   print(json.dumps({**result, "gflops": measure.numpy_gflops()}))
 

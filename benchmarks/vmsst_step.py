@@ -2,27 +2,27 @@
 
   python benchmarks/vmsst_step.py
 
-A step is value and gradients of the VMSST loss with sampled latents, and an Adafactor update, at
-the size of gin/sizes/small.gin. All variants have the same encoders, losses, parameters and batch:
+A step consists of value and gradients of the VMSST loss with sampled latents, and an Adafactor
+update, at the size of gin/sizes/small.gin. All variants have the same encoders, losses, parameters
+and batch:
 
 * direct: four decoder calls (two reconstructions, two translations), each with the concatenated
-  projection [B, T, 3D] @ [3D, V] and all of its logits;
+  projection [B, T, 3D] @ [3D, V] and all its logits;
 * four_calls: four decoder calls, each with `vmsst.losses.vocabulary`;
-* dense: one decoder call, with the concatenated projection of all rows;
+* dense: one decoder call for all rows, with the concatenated projection;
 * ours: `vmsst.models.vmsst`.
 
-The concatenated variants store their projection as one kernel and do not count correct tokens, as
-the others do. Before timing, the benchmark checks on a few pairs that all variants have the same
-loss and gradients.
+direct and dense store the projection as one kernel, and do not count correct tokens. Before timing,
+the benchmark checks on a few pairs that all variants have the same loss and gradients.
 
-Each measurement runs in its own process, and the variants take turns. Huge pages are on for all of
-them, as in `t5x train` (GLIBC_TUNABLES=glibc.malloc.hugetlb=1). Memory is the peak of the process
-(CPU, Linux) or the device beyond parameters, optimizer state and batch.
+Each measurement runs in its own process, and the variants take turns. All processes use huge pages,
+as `t5x train` does (GLIBC_TUNABLES=glibc.malloc.hugetlb=1). Memory is the peak of the process (CPU,
+Linux) or the device, without parameters, optimizer state and batch.
 
-Prints one JSON line per variant, and a last one. `ratio` is the median time of direct over ours,
-`memory_ratio` that of memory; both are above 1 if ours is better. `gflops` is the rate of NumPy's
-float32 matmuls after the benchmark. On a shared machine, the values of CPU seconds are more
-reliable.
+Prints one JSON line per variant, and a last line. `ratio` is the median time of direct divided by
+the time of ours, `memory_ratio` the same for memory; both are above 1 if ours is better. `gflops`
+is the rate of NumPy's float32 matmuls after the benchmark. On a shared machine, the values of CPU
+seconds are more reliable.
 """
 
 import argparse
@@ -47,10 +47,10 @@ from vmsst.networks import vmsst as networks
 from vmsst.train import adafactor, train_state
 
 BASELINE, OURS = "direct", "ours"
-# The concatenated kernel, instead of the two kernels of the network.
+# Kernels of the network, and the concatenated kernel that replaces them.
 KERNELS, CONCATENATED = ("logits_latent", "logits_hidden"), "logits"
 CHECKED_PAIRS = 2
-# Relative to the loss, and to the largest value of each gradient.
+# Relative to the loss, or to the largest value of a gradient.
 TOLERANCE = 1e-4
 
 
@@ -80,12 +80,12 @@ def dense_score(network, params, tokens, embedded, languages, sentence, weights,
 
 
 def one_by_one(score: Callable[..., bitranslation.Scores]) -> Callable[..., bitranslation.Scores]:
-  """Returns a function that calls `score` for each row of the pairs separately."""
+  """Returns a function that calls `score` separately for each row of the pairs."""
 
-  def each(network, params, *arrays, dropout_rng):
+  def each(network, params, *inputs, dropout_rng):
     scores = [
-      score(network, params, *(x[:, row : row + 1] for x in arrays), dropout_rng=dropout_rng)
-      for row in range(arrays[0].shape[1])
+      score(network, params, *(x[:, row : row + 1] for x in inputs), dropout_rng=dropout_rng)
+      for row in range(inputs[0].shape[1])
     ]
     weighted, *per_token = zip(*scores, strict=True)
     return bitranslation.Scores(sum(weighted), *(jnp.concatenate(x, axis=1) for x in per_token))
@@ -127,11 +127,11 @@ def make_batch(options: argparse.Namespace, pairs: int) -> dict[str, jax.Array]:
   """Returns random sentences of full length."""
   keys = jax.random.split(jax.random.key(1), 2)
   batch = {
-    side: jax.random.randint(key, (pairs, options.length), 1, options.vocabulary)
-    for side, key in zip(("inputs", "targets"), keys, strict=True)
+    name: jax.random.randint(key, (pairs, options.length), 1, options.vocabulary)
+    for name, key in zip(("inputs", "targets"), keys, strict=True)
   }
   languages = {"input_language": 1, "target_language": 2}
-  return batch | {side: jnp.full((pairs, 1), row) for side, row in languages.items()}
+  return batch | {name: jnp.full((pairs, 1), row) for name, row in languages.items()}
 
 
 def make_params(model: vmsst_model.VmsstModel, variant: str) -> dict[str, Any]:
@@ -145,8 +145,8 @@ def make_params(model: vmsst_model.VmsstModel, variant: str) -> dict[str, Any]:
 def concatenate(params: dict[str, Any]) -> dict[str, Any]:
   """Returns parameters or gradients with a single projection kernel."""
   kernel_PV = jnp.concatenate([params[name]["kernel"] for name in KERNELS])
-  others = {name: value for name, value in params.items() if name not in KERNELS}
-  return {**others, CONCATENATED: {"kernel": kernel_PV}}
+  unchanged = {name: value for name, value in params.items() if name not in KERNELS}
+  return {**unchanged, CONCATENATED: {"kernel": kernel_PV}}
 
 
 def gradients(model: vmsst_model.VmsstModel, variant: str) -> Callable[..., Any]:
@@ -160,19 +160,19 @@ def gradients(model: vmsst_model.VmsstModel, variant: str) -> Callable[..., Any]
 
 
 def check(options: argparse.Namespace) -> dict[str, float]:
-  """Returns the largest difference of any variant from ours; exits if it is too large."""
+  """Returns the largest differences of a variant from ours; exits if they are too large."""
   options = argparse.Namespace(**{**vars(options), "dtype": "float32"})
   model, batch = make_model(options), make_batch(options, CHECKED_PAIRS)
-  found = {}
+  results = {}
   for variant in options.variants:
     run = jax.jit(gradients(model, variant))
-    with jax.default_matmul_precision("highest"):  # GPUs' default is TF32
+    with jax.default_matmul_precision("highest"):  # The default on GPUs is TF32.
       (loss, _), grads = run(make_params(model, variant), batch, jax.random.key(2))
     grads = grads if variant in CONCATENATING else concatenate(grads)
-    found[variant] = jax.device_get((loss, grads))
-  expected_loss, expected = found[OURS]
+    results[variant] = jax.device_get((loss, grads))
+  expected_loss, expected = results[OURS]
   differences = {"loss": 0.0, "gradients": 0.0}
-  for loss, grads in found.values():
+  for loss, grads in results.values():
     by_leaf = jax.tree.map(
       lambda a, b: float(np.max(np.abs(a - b)) / np.max(np.abs(b))), grads, expected
     )
@@ -203,7 +203,7 @@ def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     (_, metrics), grads = compute(state.params, batch, rng)
     return state.apply_gradient(grads, learning_rate=1e-3), metrics
 
-  # With jit, no two parts of the state share a buffer, which could not be donated.
+  # Without jit, arrays of the state can share a buffer, and a shared buffer cannot be donated.
   optimizer = jax.jit(make_state, static_argnums=0)(model, make_params(model, variant))
   rng = jax.random.key(2)
   compiled = jax.jit(step, donate_argnums=0).lower(optimizer, batch, rng).compile()
@@ -225,7 +225,7 @@ def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def flops(variant: str, options: argparse.Namespace) -> dict[str, int]:
-  """Returns the FLOPs of the weight matmuls in a step by part, gradients included."""
+  """Returns the FLOPs of a step's weight matmuls by component, gradients included."""
   width, heads, mlp = options.width, 4 * 32, 256
   layer = 4 * width * heads + 3 * width * mlp
   tokens, sentences = 2 * options.batch * options.length, 2 * options.batch
@@ -233,12 +233,12 @@ def flops(variant: str, options: argparse.Namespace) -> dict[str, int]:
   decoder = 2 * tokens * (layer + width * width) + 2 * sentences * 2 * width * width
   rows = 2 * tokens * 3 if variant in CONCATENATING else 2 * tokens + 2 * sentences * 2
   projection = rows * width * options.vocabulary
-  parts = {"encoders": encoders, "decoder": decoder, "projection": projection}
-  return {name: 3 * 2 * count for name, count in parts.items()}
+  counts = {"encoders": encoders, "decoder": decoder, "projection": projection}
+  return {name: 3 * 2 * count for name, count in counts.items()}
 
 
 def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the line of a variant."""
+  """Returns the result of a variant, for one JSON line."""
   return {
     "benchmark": "vmsst_step",
     "variant": variant,
@@ -285,12 +285,12 @@ def main() -> None:
   lines = {variant: report(variant, runs[variant], options) for variant in runs}
   for line in lines.values():
     print(json.dumps(line))
-  ours, baseline = lines[OURS], lines[BASELINE]
+  model, baseline = lines[OURS], lines[BASELINE]
   ratios = {
-    "ratio": baseline["seconds"]["median"] / ours["seconds"]["median"],
-    "ratio_of_minima": baseline["seconds"]["min"] / ours["seconds"]["min"],
-    "memory_ratio": baseline["additional_gb"] / ours["additional_gb"],
-    "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / ours["cpu_seconds"]["median"],
+    "ratio": baseline["seconds"]["median"] / model["seconds"]["median"],
+    "ratio_of_minima": baseline["seconds"]["min"] / model["seconds"]["min"],
+    "memory_ratio": baseline["additional_gb"] / model["additional_gb"],
+    "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / model["cpu_seconds"]["median"],
   }
   rounded = {name: round(value, 3) for name, value in ratios.items()}
   rounded["gflops"] = measure.numpy_gflops()

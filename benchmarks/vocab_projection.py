@@ -3,25 +3,26 @@
   python benchmarks/vocab_projection.py
   python benchmarks/vocab_projection.py --batch=256 --width=1024 --dtype=bfloat16 --peak_tflops=989
 
-Every variant computes the sum of the tokens' negative log-likelihoods and its gradients for hidden
-states, sentence vectors (of twice their width) and kernels:
+All variants compute the sum of the tokens' negative log-likelihoods, and its gradients for hidden
+states, sentence vectors (twice as wide) and kernels:
 
-* dense: concatenates the sentence vector to every hidden state; one matmul, all logits (as in the
+* dense: concatenates the sentence vector to each hidden state; one matmul, all logits (as in the
   paper);
-* split: computes the sentence's part of the logits once per sentence; all logits;
+* split: multiplies the sentence vector once per sentence, and adds the products to all logits;
 * tokens: `vmsst.losses.vocabulary.weighted_nll`, in chunks of tokens;
 * matmuls: only the matmuls of `split`, a lower bound of the time.
 
 Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
-process (CPU, Linux) or the device beyond the inputs, results included.
+process (CPU, Linux) or the device, without the inputs, results included.
 
-With --topology=h100:1, variants are compiled for a GPU that need not be there, and their times are
-modeled as in `modeled_step.py`.
+With --topology=h100:1, the variants are compiled for an absent GPU, and their times are estimated
+as in `modeled_step.py`.
 
-Prints one JSON line per variant and a last one: `ratio` is the median time of dense over that of
-tokens, `memory_ratio` that of memory; both are above 1 if tokens is better. `gflops` is
-the rate of NumPy's float32 matmuls after the benchmark. On a shared machine, `ratio_of_cpu_seconds`
-is more reliable. Shares and ratios are omitted if --variants leaves out what they compare with.
+Prints one JSON line per variant, and a last line. `ratio` is the median time of dense divided by
+the time of tokens, `memory_ratio` the same for memory; both are above 1 if tokens is better.
+`gflops` is the rate of NumPy's float32 matmuls after the benchmark. On a shared machine,
+`ratio_of_cpu_seconds` is more reliable. Shares and ratios are omitted if --variants excludes their
+baseline.
 """
 
 import argparse
@@ -42,8 +43,8 @@ BASELINE, OURS, LOWER_BOUND = "dense", "tokens", "matmuls"
 
 
 # --------------------------------------------------------------------------------------------
-# The variants: functions of (hidden, sentence, hidden kernel, sentence kernel, targets). For dense,
-# the third argument has both kernels and the fourth is None.
+# The variants: functions of (hidden, sentence, hidden kernel, sentence kernel, targets). dense gets
+# one kernel as third argument, and None as fourth argument.
 
 matmul = vocabulary.matmul
 
@@ -83,7 +84,7 @@ def over_tokens(*arguments, dtype, chunk, **_):
 
 
 def matmuls(hidden_BTD, sentence_BS, hidden_kernel_DV, sentence_kernel_SV, _, *, dtype, **__):
-  """Computes the matmuls of `split` and its gradient, with the same sizes."""
+  """Computes matmuls of the same sizes as `split` and its gradient."""
   results = []
   hidden_MD = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])
   for rows, kernel in ((hidden_MD, hidden_kernel_DV), (sentence_BS, sentence_kernel_SV)):
@@ -105,7 +106,7 @@ VARIANTS: dict[str, Callable[..., Any]] = {
 
 
 def make_inputs(variant: str, options: argparse.Namespace) -> list[Any]:
-  """Returns random inputs of a variant; jit it, or the device's peak is that of making them."""
+  """Returns random inputs. Without jit, creating them can determine the peak memory."""
   batch, length, width, size = options.batch, options.length, options.width, options.vocabulary
   keys = jax.random.split(jax.random.key(0), 5)
   hidden_BTD = jax.random.normal(keys[0], (batch, length, width))
@@ -129,7 +130,7 @@ def function_of(variant: str, options: argparse.Namespace) -> Callable[..., Any]
 
 
 def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the times of a variant after a warm-up run, and its memory."""
+  """Returns time and memory of a variant after a warm-up run."""
   run = function_of(variant, options)
   inputs = jax.block_until_ready(jax.jit(lambda: make_inputs(variant, options))())
   compiled = jax.jit(run).lower(*inputs).compile()
@@ -141,7 +142,7 @@ def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]
 
 
 def model_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the modeled time of a variant on an absent GPU, and its memory."""
+  """Returns the estimated time of a variant on an absent GPU, and its memory."""
   import modeled_step
 
   from vmsst.train import dry_run
@@ -154,15 +155,15 @@ def model_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     layout = jax.sharding.SingleDeviceSharding(gpu)
     step = jax.jit(function_of(variant, options), in_shardings=layout, out_shardings=layout)
     compiled = step.lower(*inputs).compile()
-  moved = modeled_step.count(*modeled_step.parse(compiled.as_text()), 1)["bytes"]
+  other_bytes = modeled_step.count(*modeled_step.parse(compiled.as_text()), 1)["bytes"]
   matmuls = flops(variant, options) / (modeled_step.SHARE * device.flops)
   return {
     "benchmark": "vocab_projection",
     "variant": variant,
     "topology": options.topology,
     "tflop": round(flops(variant, options) / 1e12, 1),
-    "other_gb": round(moved / 1e9, 1),
-    "modeled_seconds": round(matmuls + moved / device.bandwidth, 4),
+    "other_gb": round(other_bytes / 1e9, 1),
+    "modeled_seconds": round(matmuls + other_bytes / device.bandwidth, 4),
     "temporary_gb": round(compiled.memory_analysis().temp_size_in_bytes / 1e9, 1),
   }
 
@@ -216,12 +217,12 @@ def main() -> None:
   parser.add_argument("--width", type=int, default=512, help="width of states and latents")
   parser.add_argument("--vocabulary", type=int, default=250112, help="vocabulary size")
   parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
-  parser.add_argument("--chunk", type=int, help="tokens per chunk (default: that of weighted_nll)")
+  parser.add_argument("--chunk", type=int, help="tokens per chunk (default: as in weighted_nll)")
   parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
   parser.add_argument("--repeats", type=int, default=2, help="timed runs per process")
   parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
   parser.add_argument("--peak_tflops", type=float, help="peak TFLOP/s of the device")
-  parser.add_argument("--topology", help="absent GPU to model, such as h100:1")
+  parser.add_argument("--topology", help="absent GPU, such as h100:1")
   parser.add_argument("--measure", choices=VARIANTS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.repeats, options.rounds) < 1:
@@ -246,12 +247,12 @@ def main() -> None:
     print(json.dumps(line))
   if not {BASELINE, OURS} <= set(lines):
     return
-  ours, baseline = lines[OURS], lines[BASELINE]
+  tokens, baseline = lines[OURS], lines[BASELINE]
   ratios = {
-    "ratio": baseline["seconds"]["median"] / ours["seconds"]["median"],
-    "ratio_of_minima": baseline["seconds"]["min"] / ours["seconds"]["min"],
-    "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / ours["cpu_seconds"]["median"],
-    "memory_ratio": baseline["additional_gb"] / ours["additional_gb"],
+    "ratio": baseline["seconds"]["median"] / tokens["seconds"]["median"],
+    "ratio_of_minima": baseline["seconds"]["min"] / tokens["seconds"]["min"],
+    "ratio_of_cpu_seconds": baseline["cpu_seconds"]["median"] / tokens["cpu_seconds"]["median"],
+    "memory_ratio": baseline["additional_gb"] / tokens["additional_gb"],
   }
   rounded = {name: round(value, 3) for name, value in ratios.items()}
   rounded["gflops"] = measure.numpy_gflops()

@@ -1,6 +1,6 @@
-"""The `t5x` command: train, evaluate and infer from gin files.
+"""The `t5x` command trains, evaluates and infers from gin files.
 
-Imports nothing heavy before the command line is parsed.
+This module imports nothing slow before the command line is parsed, so that `--help` is fast.
 """
 
 from vmsst.jobs import command_process
@@ -23,23 +23,23 @@ with command_process.default_interrupt():
   from vmsst.paths import gin_dir
   from vmsst.train import distributed
 
-# Subcommand: (its function, as named in gin; module in the runtime; help).
+# Subcommands: (name of the function in gin files, module in `vmsst.train`, help).
 COMMANDS = {
   "train": ("train", "train", "train a model"),
   "eval": ("evaluate", "eval", "evaluate checkpoints"),
   "infer": ("infer", "infer", "write predictions, scores or embeddings of a task"),
 }
 
-# Minutes without progress after which a command ends. Compiling a step takes less.
+# Minutes without progress after which a command ends. Compiling a training step takes less.
 _PATIENCE = 60.0
 
 _EPILOG = """\
 Gin bindings: --gin.NAME=VALUE sets a macro (--gin.TRAIN_STEPS=1000) or a parameter
-(--gin.train.eval_period=500, --gin.train/utils.DatasetConfig.seed=1). Put strings in inner quotes:
---gin.MODEL_DIR="'/tmp/run'". Later files and bindings override earlier ones.
+(--gin.train.eval_period=500, --gin.train/utils.DatasetConfig.seed=1). A string needs a second pair
+of quotes: --gin.MODEL_DIR="'/tmp/run'". Later files and bindings override earlier ones.
 
 Multi-process runs: start the same command in every process. Processes of a SLURM step, Open MPI or
-a TPU pod find each other; elsewhere, set --coordinator_address, --process_count, --process_index.
+a TPU pod find each other. Otherwise, set --coordinator_address, --process_count, --process_index.
 """
 
 
@@ -53,10 +53,10 @@ def _parser() -> argparse.ArgumentParser:
   for name, (_, _, text) in COMMANDS.items():
     add = commands.add_parser(name, help=text, description=text, **style).add_argument
     add("--gin_file", action="append", default=[], metavar="FILE", help="gin file; repeatable")
-    add("--gin_bindings", action="append", default=[], metavar="BINDING", help="repeatable")
-    add("--gin_search_paths", default=".", help="comma-separated folders (default: .)")
+    add("--gin_bindings", action="append", default=[], metavar="'NAME = VALUE'", help="repeatable")
+    add("--gin_search_paths", default=".", help="comma-separated gin folders (default: .)")
     add("--tfds_data_dir", metavar="FOLDER", help="folder of TFDS datasets")
-    add("--seqio_additional_cache_dirs", default="", help="comma-separated folders")
+    add("--seqio_additional_cache_dirs", default="", help="comma-separated cache folders")
     add(
       "--dry_run",
       nargs="?",
@@ -65,8 +65,8 @@ def _parser() -> argparse.ArgumentParser:
       help="train only: print sizes, shardings and FLOPs (memory: also the memory that XLA "
       "allocates) and exit",
     )
-    add("--topology", help="of --dry_run: devices, present or not, such as h100:8 or v5e:2x4")
-    add("--multiprocess_gpu", action="store_true", help="JAX finds the processes of the run")
+    add("--topology", help="devices for --dry_run, such as h100:8 or v5e:2x4; need not be present")
+    add("--multiprocess_gpu", action="store_true", help="let JAX find the processes of the run")
     for option, kind, text, variable in (
       ("--coordinator_address", str, "HOST:PORT of process 0", "JAX_COORDINATOR_ADDRESS"),
       ("--process_count", int, "number of processes", "JAX_NUM_PROCESSES"),
@@ -83,22 +83,25 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-  """Runs the `t5x` command; on an input error, exits with 1 after a message.
+  """Runs the `t5x` command. An error that the user can fix becomes a message and exit status 1.
 
-  Without `arguments`, takes those of the process and re-executes it with huge pages.
+  Without `arguments`, it uses the arguments of this process, and re-executes it with huge pages.
   """
   owns_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
   with command_process.process("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
-    # argparse does not accept any name: --gin.NAME=VALUE becomes --gin_bindings=NAME = VALUE.
+    # argparse does not accept options with arbitrary names: --gin.NAME=VALUE becomes
+    # --gin_bindings=NAME = VALUE.
     binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")
     options = _parser().parse_args([binding.sub(r"--gin_bindings=\1 = \2", x) for x in arguments])
     devices.enable_compilation_cache()
     if owns_process:
       _restart_with_huge_pages()
-    sys.path.append(os.getcwd())  # for the user's task modules, never in place of a library
-    from vmsst.io import progress_bar  # slow, and `--help` is instant
+    # Gin files import the user's task modules. The folder comes last, so that a user's file never
+    # hides a library.
+    sys.path.append(os.getcwd())
+    from vmsst.io import progress_bar  # a slow import that `--help` does not need
 
     with progress_bar.watchdog(_PATIENCE):
       _run(options)
@@ -107,15 +110,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _restart_with_huge_pages() -> None:
-  """Re-executes this process (same PID) with glibc set to request huge pages.
+  """Re-executes this process (same PID) with GLIBC_TUNABLES set to request huge pages.
 
-  Does nothing outside Linux, or if GLIBC_TUNABLES is set, even to an empty value. XLA's CPU client
-  allocates the temporary memory of every step again; in pages of 4 KiB that takes up to a third of
-  a step's CPU time.
+  On CPUs, XLA allocates its temporary memory again in every step. With pages of 4 KiB, the
+  allocation takes up to a third of the step's CPU time. The function does nothing outside Linux, or
+  if GLIBC_TUNABLES is set, even to an empty value.
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
-    # Until `default_interrupt`: Python shows a stack trace of Ctrl-C while it starts.
+    # Ctrl-C during the start of Python prints a stack trace. `default_interrupt` unblocks it later.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(
       sys.executable,
@@ -125,23 +128,31 @@ def _restart_with_huge_pages() -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-  """Parses the gin files, joins a multi-process run, and calls the command's function."""
+  """Parses the gin files, joins a multi-process run and calls the function of the subcommand."""
   if not options.gin_file:
     raise InputError(f"no gin file; set --gin_file (shipped files are in {gin_dir()})")
   if (options.dry_run and options.command != "train") or (options.topology and not options.dry_run):
-    raise InputError("--dry_run works only with `t5x train`, and --topology only with --dry_run")
-  _set_verbosity(options.verbose)
+    raise InputError("use --dry_run only with `t5x train`, and --topology only with --dry_run")
+  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if options.verbose else "3")
+  from absl import flags, logging
+
+  flags.FLAGS.mark_as_parsed()  # Otherwise absl warns that flags are not parsed yet.
+  logging.set_verbosity(logging.INFO if options.verbose else logging.WARNING)
+  logging.set_stderrthreshold("info" if options.verbose else "warning")
+  if not options.verbose:  # SeqIO warns about feature lengths that the model requires.
+    log = standard_logging.getLogger("absl")
+    log.addFilter(lambda record: not record.getMessage().startswith("Given sequence lengths"))
   try:
     with contextlib.ExitStack() as stack:
-      gc.disable()  # imports create a million objects, which would take seconds
+      gc.disable()  # Imports create a million objects; collecting among them takes seconds.
       stack.callback(gc.enable)
       notes = contextlib.nullcontext() if options.verbose else _discarded_stderr()
       with requires("train", "t5x"), notes:
         import gin
-        import seqio  # imports TensorFlow, which every command needs
+        import seqio
         import tensorflow as tf
 
-        tf.config.set_visible_devices([], "GPU")  # TensorFlow only reads data; JAX needs the memory
+        tf.config.set_visible_devices([], "GPU")  # Leave the memory to JAX.
       from vmsst.train import gin_utils
 
       functions = {
@@ -170,8 +181,8 @@ def _run(options: argparse.Namespace) -> None:
         seqio.set_tfds_data_dir_override(options.tfds_data_dir)
       if options.seqio_additional_cache_dirs:
         seqio.add_global_cache_dirs(options.seqio_additional_cache_dirs.split(","))
-      # Gin files bind __main__.<function>. Every command has all three functions, so that
-      # `t5x eval` can parse the files of the training run.
+      # Gin files bind `__main__.<function>`. All three functions are registered, so that `t5x eval`
+      # can parse the gin files of a training run.
       for function in functions.values():
         setattr(sys.modules["__main__"], function.__name__, function)
         gin.register(function, "__main__")
@@ -188,7 +199,7 @@ def _run(options: argparse.Namespace) -> None:
       gc.enable()
       gin.get_configurable(functions[options.command])()
   except (InputError, TypeError, RuntimeError) as error:
-    # Gin adds hints to messages, and calls functions without required arguments.
+    # Remove the hints that gin appends. A missing gin binding appears as a missing argument.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()
     unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
     if options.verbose or not (unset or isinstance(error, InputError)):
@@ -197,22 +208,9 @@ def _run(options: argparse.Namespace) -> None:
     raise InputError(message + fix) from None
 
 
-def _set_verbosity(verbose: bool) -> None:
-  """Hides the log messages of libraries unless `verbose`."""
-  os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "0" if verbose else "3")
-  from absl import flags, logging
-
-  flags.FLAGS.mark_as_parsed()  # else absl warns about logging before flags are parsed
-  logging.set_verbosity(logging.INFO if verbose else logging.WARNING)
-  logging.set_stderrthreshold("info" if verbose else "warning")
-  if not verbose:  # SeqIO warns of lengths that are the model's
-    log = standard_logging.getLogger("absl")
-    log.addFilter(lambda record: not record.getMessage().startswith("Given sequence lengths"))
-
-
 @contextlib.contextmanager
 def _discarded_stderr() -> Iterator[None]:
-  """Discards stderr: TensorFlow prints notes while it is imported, before its log level applies."""
+  """Discards stderr: TensorFlow prints notes during its import, whatever the log level."""
   sys.stderr.flush()
   terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 2)

@@ -1,12 +1,13 @@
-"""Registers your own bitext, built datasets or the sample corpus as SeqIO mixtures.
+"""Registers SeqIO mixtures for your own bitext, built datasets and the sample corpus.
 
-Gin files call these functions. To train on your own files, write
+You call these functions in gin files. To train on your own files, write
 
     MIXTURE_OR_TASK_NAME = @bitext.files()
     bitext.files.patterns = ["/data/corpus/*.tsv.gz", "/data/moses/Europarl.de-en.de"]
     bitext.files.vocabulary = %VOCABULARY
 
-If a module must register a name, as for T5X's `DatasetConfig.module`, call a function there:
+If a Python module must register the mixture, as T5X's `DatasetConfig.module` requires, call the
+function in that module:
 
     # my_data.py: registers opus_vmsst and its tasks opus_vmsst_deu_eng ...
     bitext.opus("vmsst", vocabularies.SentencePieceVocabulary("/data/mt5.model"), "/data/tfds")
@@ -43,28 +44,29 @@ def files(
 ) -> str:
   """Registers a mixture of bitext files, with one task per language pair; returns its name.
 
-  The same arguments and files give the same name. Files are opened when data is first read. The
-  splits are `train` and, with `validation_patterns`, `validation`.
+  The name depends only on the arguments and the files. Files are opened when data is first read.
+  The mixture has the split `train`, and the split `validation` if `validation_patterns` is set.
 
   Args:
-    patterns: Files or shell patterns: Moses pairs, TSV, TMX or JSONL, plain or gzipped.
+    patterns: Files or shell patterns. The formats are Moses pairs, TSV, TMX and JSONL, plain or
+      gzipped.
     vocabulary: Tokenizes sources and targets.
     root: Folder for relative patterns (default: the current folder).
-    languages: Codes of the source and the target language of all files (default: from each file
-      name, such as `deu-eng.tsv.gz` or `Europarl.de-en.de`).
-    validation_patterns: Files of the validation split.
+    languages: Source and target language codes for all files (default: read from each file name,
+      such as `deu-eng.tsv.gz` or `Europarl.de-en.de`).
+    validation_patterns: Files or shell patterns for the validation split.
     weighting: Sampling weight of a language pair with n examples: "proportional" to n, "uniform",
       or "temperature": n ** (1 / temperature).
     temperature: Temperature of the weights; 1 is proportional, infinity is uniform.
-    max_length: Maximum tokens per text, or None. Pairs with a longer text are dropped. Other texts
-      are truncated to TASK_FEATURE_LENGTHS, as in all tasks.
-    negatives: Number K of hard negatives per pair, in TSV files from `vmsst data mine-negatives`.
-      They become the feature `negatives`, int32 [K, T]; missing texts are all 0.
-    teacher: Folder with the vectors of all files, from `vmsst data embed`. They become the features
-      `teacher_inputs` and `teacher_targets`, float32 [S].
+    max_length: Maximum tokens per text, or None for no limit. Pairs with a longer text are dropped.
+      The remaining texts are truncated to TASK_FEATURE_LENGTHS, as in all tasks.
+    negatives: Number of hard negatives per pair (K), in TSV files from `vmsst data mine-negatives`.
+      The negatives become the feature `negatives`, int32 [K, T]; a missing negative is all zeros.
+    teacher: Folder with teacher vectors for all files, from `vmsst data embed`. The vectors become
+      the features `teacher_inputs` and `teacher_targets`, float32 [S].
 
   Raises:
-    InputError: a pattern matches no file, or a file name does not show format or languages.
+    InputError: a pattern matches no file, or a file name does not show the format or the languages.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
   errors.as_integer("negatives", negatives, minimum=0)
@@ -106,7 +108,7 @@ def _open(
   negatives: int = 0,
   teacher: str | None = None,
 ) -> tables.Table:
-  """Returns the table of a language pair; raises InputError if the pairs have scores."""
+  """Returns the table for a language pair; raises InputError if the pairs have scores."""
   codes = (readers.language_code(pair[0]), readers.language_code(pair[1]))
   settings = training_sets.TrainingSet(data, languages=codes, negatives=negatives)
   opened = training_sets.open_set(name, settings)
@@ -118,7 +120,7 @@ def _open(
 
 
 def _below(root: str, patterns: str | Sequence[str]) -> list[str]:
-  """Returns the patterns; relative ones are joined to `root`."""
+  """Returns the patterns, with relative patterns joined to `root`."""
   patterns = [patterns] if isinstance(patterns, str) else patterns
   return [x if storage.is_url(x) else os.path.join(root, x) for x in patterns]
 
@@ -135,13 +137,13 @@ def opus(
   max_length: int | None = 512,
   teacher: str | None = None,
 ) -> str:
-  """Registers a mixture of a built dataset, with one task per language pair; returns its name.
+  """Registers a mixture for a built dataset, with one task per language pair; returns its name.
 
-  The name is `opus_CONFIG`; mixtures with different arguments get a number after it. The splits are
-  `train` and, if the dataset has it, `validation`.
+  The name is `opus_CONFIG`. If a mixture with different arguments already has this name, a number
+  is appended. The mixture has the split `train`, and the split `validation` if the dataset has one.
 
   Args:
-    config: Name of the recipe of the dataset.
+    config: Name of the dataset's recipe.
     vocabulary: Tokenizes sources and targets.
     data_dir: Output folder of `vmsst data build` (default: $TFDS_DATA_DIR, or else
       ~/tensorflow_datasets). The flag `t5x --tfds_data_dir` overrides this.
@@ -189,7 +191,7 @@ class Split:
 
 
 def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
-  """Returns the name of the mixture, and the folder of the dataset's latest version.
+  """Returns the mixture's name and the folder with the latest version of the dataset.
 
   Args:
     config: Name of the recipe of the dataset.
@@ -215,7 +217,7 @@ def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
 def language_pairs(
   folder: epath.Path, languages: Sequence[str] | None, pivots: Sequence[str] | None
 ) -> dict[tuple[Language, Language], dict[str, Split]]:
-  """Returns the splits of each language pair, by name.
+  """Returns the splits of each language pair, by split name.
 
   Args:
     folder: Folder of the dataset.
@@ -252,7 +254,7 @@ def language_pairs(
 def validation_pairs(
   folder: epath.Path, splits: Mapping[tuple[Language, Language], Mapping[str, Split]], corpus: str
 ) -> dict[tuple[Language, Language], list[tuple[str, str]]]:
-  """Returns the validation pairs of one corpus, for each language pair that has any.
+  """Returns one corpus's validation pairs, for each language pair that has any.
 
   Args:
     folder: Folder of the dataset, for messages.
@@ -289,7 +291,7 @@ def sample(
   num_meanings: int | None = None,
   max_length: int | None = 512,
 ) -> str:
-  """Registers a mixture of the sample corpus, pairs with English; returns its name.
+  """Registers a mixture of English-centric sample corpus pairs; returns its name.
 
   Args:
     vocabulary: Tokenizes sources and targets.

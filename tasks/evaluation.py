@@ -1,9 +1,9 @@
 """SeqIO tasks for evaluation during training.
 
-A SeqIO task has the texts of one or several `vmsst.evaluation.suite.Task`, one text per example.
-The model embeds each text, and `VectorMetric` computes the metrics, times 100, from all vectors
-[N, D]. The feature `row` is the position of a text in the tasks, because evaluators do not keep the
-order.
+Each SeqIO task holds the texts of one or more `vmsst.evaluation.suite.Task` objects, one text per
+example. The model embeds each text. `VectorMetric` then computes the metrics, multiplied by 100,
+from all vectors [N, D]. The feature `row` stores the position of each text, because SeqIO
+evaluators do not preserve the order of examples.
 """
 
 import functools
@@ -31,7 +31,7 @@ from vmsst.tasks import bitext
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
 """Benchmarks that are small enough for evaluation during training; `questions` uses a sample."""
 ROW = "row"
-"""Name of the feature with the position of a text."""
+"""Name of the feature that stores the position of a text."""
 
 
 def tatoeba(
@@ -41,12 +41,12 @@ def tatoeba(
   languages: Sequence[str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Registers a task of the Tatoeba test sets; returns its name.
+  """Registers a task for the Tatoeba test sets; returns its name.
 
-  The task retrieves translations to and from English. Each language XXX has the metrics
-  `to_english/XXX`, `from_english/XXX` and their mean `accuracy/XXX`, in percent.
-  `to_english/average`, `from_english/average` and `accuracy/average` are means over languages. The
-  only split is `test`.
+  The task retrieves translations into and out of English. For each language XXX, it reports the
+  metrics `to_english/XXX`, `from_english/XXX` and their mean `accuracy/XXX`, in percent. The
+  metrics `to_english/average`, `from_english/average` and `accuracy/average` are means over all
+  languages. The only split is `test`.
 
   Args:
     root: Folder with LASER's files `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or
@@ -57,7 +57,7 @@ def tatoeba(
       limit).
 
   Raises:
-    InputError: the folder or a language does not exist.
+    InputError: the folder does not exist, or it has no test set for one of the languages.
   """
   folder = storage.path(storage.absolute(root))
   paths = bitext_retrieval.tatoeba_files(folder)
@@ -83,16 +83,15 @@ def sample_retrieval(
   num_meanings: int = 500,
   max_length: int | None = None,
 ) -> str:
-  """Registers a task of retrieval in held-out sentences of the sample corpus; returns its name.
+  """Registers a retrieval task on held-out sentences of the sample corpus; returns its name.
 
-  It has the same metrics as `tatoeba`, with the language codes of the corpus. The only split is
+  The metrics are the same as in `tatoeba`, with the language codes of the corpus. The only split is
   `validation`.
 
   Args:
     vocabulary: Tokenizes the texts.
     languages: Language codes, without English (default: all languages of the corpus).
-    num_meanings: Number of sentences per language, taken at equal distances from the held-out
-      meanings.
+    num_meanings: Number of sentences per language, evenly spaced over the held-out meanings.
     max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
       limit).
   """
@@ -124,12 +123,13 @@ def retrieval(
   languages: tuple[str, str] | None = None,
   max_length: int | None = None,
 ) -> str:
-  """Registers a task of retrieval in your own bitext files; returns its name.
+  """Registers a retrieval task on your own bitext files; returns its name.
 
-  Each language pair has the metrics `to_target/deu_eng`, `from_target/deu_eng` and their mean
-  `accuracy/deu_eng`, in percent. The means over language pairs are named `.../average`. If the
-  languages are undetermined ("und"), the pair is named after the languages in the file name, or
-  else `source_target`. The only split is `test`.
+  For a language pair such as `deu_eng`, the task reports the metrics `to_target/deu_eng`,
+  `from_target/deu_eng` and their mean `accuracy/deu_eng`, in percent. The means over language pairs
+  are named `.../average`. If the languages are undetermined ("und"), the pair is named after the
+  languages in the file name, or `source_target` if the file name shows no languages. The only split
+  is `test`.
 
   Args:
     patterns: See `bitext.files`.
@@ -147,8 +147,8 @@ def retrieval(
       rows_by_pair.setdefault(pair, []).extend(readers.read_pairs(file))
     return [_pair_task(*pair, rows) for pair, rows in rows_by_pair.items()]
 
-  # The name depends on the content, not on the time of writing. `finetune` writes its files again
-  # when it resumes a run, and the metrics must keep their names.
+  # The name depends on the content of the files, not on their modification times. `finetune`
+  # rewrites its files when it resumes a run, and the names of the metrics must not change.
   key = (files, [input_files.sha256(path) for file in files for path in file.paths])
   return _register("retrieval", key, "test", load, vocabulary, max_length)
 
@@ -163,9 +163,9 @@ def opus_validation(
   corpus: str = "Tatoeba",
   max_length: int | None = None,
 ) -> str:
-  """Registers a task of retrieval in the validation pairs of one OPUS corpus; returns its name.
+  """Registers a retrieval task on the validation pairs of one OPUS corpus; returns its name.
 
-  It has the same metrics as `retrieval`. The only split is `validation`.
+  The metrics are the same as in `retrieval`. The only split is `validation`.
 
   Args:
     config: See `bitext.opus`.
@@ -178,7 +178,8 @@ def opus_validation(
       limit).
 
   Raises:
-    InputError: see `bitext.opus`. Reading the task raises it if the corpus has no validation pairs.
+    InputError: see `bitext.opus`. If the corpus has no validation pairs, the error is raised when
+      the task is first read.
   """
   _, folder = bitext.find(config, data_dir)
   splits = bitext.language_pairs(folder, languages, pivots)
@@ -202,20 +203,19 @@ def suite(
 ) -> str:
   """Registers a mixture of benchmarks for evaluation during training; returns its name.
 
-  Each benchmark is a task named `vmsst_eval_BENCHMARK`. Its metrics are the averages of the
-  benchmark, as in `vmsst eval`. The only split is `test`. The benchmark `questions` searches a
-  sample of PAQ and is named `vmsst_eval_questions_sample`.
+  Each benchmark becomes a task named `vmsst_eval_BENCHMARK`. The metrics of a task are the averages
+  that `vmsst eval` reports for the benchmark. The only split is `test`. The benchmark `questions`
+  searches only a sample of PAQ, so its task is named `vmsst_eval_questions_sample`.
 
   Args:
     root: Data folder with one folder per benchmark (see `vmsst eval --list`), local or in an object
       store.
     vocabulary: Tokenizes the texts.
-    benchmarks: Names of benchmarks. By default, all benchmarks of `IN_TRAINING`; if one has no
-      files, a warning is logged.
-    paq_distractors: Number of random questions in the sample of PAQ; see
-      `questions.knowledge_sample`.
+    benchmarks: Names of benchmarks (default: all benchmarks in `IN_TRAINING`; a missing benchmark
+      is skipped with a warning).
+    paq_distractors: Number of random questions in the PAQ sample; see `questions.knowledge_sample`.
     training_languages: Language codes of the training data, for averages over seen and unseen
-      languages (default: unknown).
+      languages (default: no such averages).
     max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
       limit).
 
@@ -270,13 +270,15 @@ def _read_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
 
 @flax.struct.dataclass
 class VectorMetric(seqio.metrics.Metric):
-  """Computes the metrics of a task from the vectors of its texts, for `metric_objs` of SeqIO.
+  """A SeqIO metric that scores a task, given the vectors of its texts; pass it in `metric_objs`.
 
-  A function in `metric_fns` would get the vectors as Python lists and take eight times the memory.
+  SeqIO would pass the vectors to a function in `metric_fns` as Python lists, which take eight times
+  the memory.
 
   Attributes:
-    measure: Computes metrics by name from the positions of texts [N] and their vectors [N, D].
-    metrics: The metrics.
+    measure: Function that takes the positions of the texts [N] and their vectors [N, D], and
+      returns the metrics by name.
+    metrics: The metrics by name, after `from_model_output`.
   """
 
   model_output_type: seqio.metrics.ModelOutputType = seqio.metrics.ModelOutputType.SCORE
@@ -286,7 +288,7 @@ class VectorMetric(seqio.metrics.Metric):
   def from_model_output(
     self, inputs: Iterable[Mapping[str, Any]], model_output: np.ndarray, *unused: Any
   ) -> "VectorMetric":
-    """Computes the metrics from the examples of a dataset and their vectors."""
+    """Computes the metrics from the examples of a dataset and the vectors of the examples."""
     row_N = np.array([row[ROW] for row in inputs], np.int32)
     return self.replace(metrics=self.measure(row_N, model_output))
 
@@ -298,11 +300,11 @@ class VectorMetric(seqio.metrics.Metric):
 def collect_results(
   tasks: Sequence[suite_lib.Task], row_N: np.ndarray, vectors_ND: np.ndarray
 ) -> list[suite_lib.Result]:
-  """Scores the vectors of all texts of several tasks.
+  """Scores several tasks, given the vectors of all their texts.
 
   Args:
     tasks: The tasks.
-    row_N: Position of each text in the tasks; any order.
+    row_N: Position of each text in the tasks, in any order.
     vectors_ND: Vectors of the texts, in the order of `row_N`.
 
   Raises:
@@ -322,7 +324,7 @@ def collect_results(
 def _pair_task(
   name: str, pair: tuple[Language, Language], rows: Iterable[tuple[str, str]]
 ) -> suite_lib.Task:
-  """Returns the retrieval task of a language pair."""
+  """Returns the retrieval task for a language pair."""
   source, target = map(readers.language_code, pair)
   texts = [*zip(*rows, strict=True)]
   return bitext_retrieval.retrieval_task(name, (source, target), texts, "target", several=True)
@@ -350,13 +352,13 @@ def _register(
 
   Args:
     kind: Prefix of the name.
-    key: Identifies the data and options behind `load` and `metrics`, such as versions of files.
-      Tasks with the same key have the same name.
+    key: Identifies the data and options that `load` and `metrics` use, such as file versions. Tasks
+      with the same key have the same name.
     split: Name of the only split.
-    load: Reads the tasks of the evaluation suite; called on first use.
+    load: Function that reads the tasks of the evaluation suite; called on first use.
     vocabulary: Tokenizes the texts.
-    max_length: Maximum tokens per text, or None.
-    metrics: Computes the metrics from the results of the tasks.
+    max_length: Maximum tokens per text, or None for no limit.
+    metrics: Function that computes the metrics from the results of the tasks.
   """
   digest = encoder_json.vocabulary_digest(vocabulary)
   name = seqio_tasks.unique_name(kind, *key, vocabulary, digest, max_length)
@@ -381,7 +383,7 @@ def _register(
 
 
 def _text_table(load: Callable[[], Sequence[suite_lib.Task]]) -> tables.Table:
-  """Returns a table of all texts of the tasks, with their languages and positions."""
+  """Returns a table of all texts in the tasks, with the language and the position of each text."""
   text_sets = [text_set for task in load() for text_set in task.text_sets]
   texts = [text for text_set in text_sets for text in text_set.texts]
   index_S = np.array([language(x.language).index for x in text_sets], np.int32)

@@ -1,6 +1,6 @@
 """Multilingual sentence encoders in JAX: VMSST, EMS, their baselines and their evaluation.
 
-The name of an array ends with letters for its axes (`hidden_BTD`). The whole library uses the same
+The name of an array ends with one letter per axis (`hidden_BTD`). The whole library uses the same
 letters: `B` batch (pairs or sentences), `T` and `U` tokens, `D` width of hidden states, `E` width
 of token vectors or of a projection's input, `S` semantic latent, `G` language latent, `Z` both
 latents (the input of a decoder), `V` vocabulary, `N` and `M` sentences of two pools, `P` a subset
@@ -9,14 +9,14 @@ neighbors or negatives, `L` languages or labels, `R` rows, or source and target,
 heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X`, `Y` or a letter in
 another sense defines it in its docstring.
 
-Importing this package is fast: each name below is imported when it is first used, and only training
-imports TensorFlow and seqio.
+Importing this package is fast, because each public name is imported when it is first used. Only
+training imports TensorFlow and seqio.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # for editors and type checkers; a test compares it with _PUBLIC
+if TYPE_CHECKING:  # Editors and type checkers read these lines; a test compares them with _PUBLIC.
   from vmsst.data.retrieval_sets import RetrievalSet
   from vmsst.data.sample import load_sample
   from vmsst.data.training_sets import TrainingSet

@@ -1,31 +1,32 @@
-"""The table of languages: rows in language embedding tables, and codes in corpora.
+"""The table of languages: codes in corpora, and rows in language embedding tables.
 
-Corpora and benchmarks name the same language differently: Persian is fa in OPUS, pes in Tatoeba,
-fas in NTREX and pes_Arab in FLORES-200. `language` accepts all of these, in any case and with '-'
-or '_', and returns one `Language`. Its `index` is the row in a language embedding table.
+Corpora and benchmarks use different codes for the same language: Persian is fa in OPUS, pes in
+Tatoeba, fas in NTREX and pes_Arab in FLORES-200. `language` accepts all these codes, in upper or
+lower case and with '-' or '_', and returns one `Language`. Its `index` is the row in a language
+embedding table.
 
 Definition of a language:
 
-* A language has one script. If a set of codes separates scripts, each script is a separate language
+* A language has one script. If a code set distinguishes scripts, each script is a separate language
   (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script means the first of these
   languages in the table, even if a corpus mixes scripts: zh, zho and cmn are simplified Chinese, sr
   and srp are Serbian in Cyrillic.
 * A region does not change the language: pt_BR is Portuguese, en-GB is English. Two exceptions: a
   Chinese region selects the script (zh_TW and zh_HK are traditional), and fa_AF is Dari.
-* A macrolanguage code means the member for which corpora use it: ara is Standard Arabic (arb), fas
+* A macrolanguage code means the language that corpora use it for: ara is Standard Arabic (arb), fas
   is Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob). Serbo-Croatian (sh)
-  and Berber (ber) have no such member and are separate languages.
-* Two codes are two languages if a corpus has both, even if ISO 639-3 has merged them since (dtp and
-  kzj, apc and ajp). Filipino (fil) is Tagalog: no supported corpus has both.
+  and Berber (ber) have no such language and are separate languages.
+* Two codes are two languages if a corpus uses both, even if ISO 639-3 has merged them (dtp and kzj,
+  apc and ajp). Filipino (fil) is Tagalog, because no supported corpus uses both.
 
-`family` is a group of the size of a WALS genus: obviously related, some 2,000 to 4,000 years deep
-(Germanic and Slavic rather than Indo-European; Turkic and Dravidian are complete families of this
-depth). Three exceptions serve comparisons of clusterings: Latin counts as Romance, all creoles are
-"Creole", and planned languages are "Constructed". `branch` divides the Slavic, Germanic and Celtic
-languages further, because their branches are undisputed and papers compare them.
+`family` is a group of obviously related languages, about as large as a genus in WALS and 2,000 to
+4,000 years old. Germanic and Slavic are two families in this sense, and Turkic and Dravidian are
+one family each. Three exceptions make clusterings comparable: Latin counts as Romance, all creoles
+are "Creole", and planned languages are "Constructed". `branch` divides the Slavic, Germanic and
+Celtic languages, because their branches are undisputed and papers compare them.
 
-The table is `languages.tsv`. Append new languages with the next index, because checkpoints store
-embeddings by index. The default script of a code comes first.
+The table is in `languages.tsv`. Append a new language with the next index, because checkpoints
+store embeddings by index. If a code has several scripts, its default script comes first.
 """
 
 import csv
@@ -45,19 +46,19 @@ class Language:
   """A written language and its codes.
 
   Attributes:
-    index: Row in language embedding tables, from 1 (0 is an unknown language); never reused.
-    name: English name, unique.
-    iso639_3: Three-letter code, shared by the scripts of a language. Three of these codes are not
-      in ISO 639-3 today: ber (a collective code of ISO 639-2), ajp and kzj (both retired).
+    index: Row in language embedding tables, from 1; never reused. Row 0 is for unknown languages.
+    name: Unique English name.
+    iso639_3: Three-letter code. Languages that differ only in their script share it. Three codes
+      are not in ISO 639-3 today: ber (a collective code of ISO 639-2), ajp and kzj (both retired).
     iso639_1: Two-letter code, or None.
-    script: ISO 15924 code of the main script.
+    script: ISO 15924 code of the script.
     family: Group of related languages; see the module docstring.
     branch: Subgroup of the family, such as "South Slavic"; the family if it is not divided.
     tatoeba: Code in LASER's Tatoeba v1 test sets (`tatoeba.XXX-eng.XXX`), or None.
     flores: Codes in FLORES-200 and SIB-200.
     ntrex: Code in NTREX-128, or None.
-    other: Further codes. A code without a script also works with a script.
-    regions: Regions that occur in codes of corpora and locales, without a change of language.
+    aliases: Further codes. A code without a script also works with a script.
+    regions: Regions that can follow the codes in corpora and locales; they are ignored.
   """
 
   index: int
@@ -70,7 +71,7 @@ class Language:
   tatoeba: str | None
   flores: tuple[str, ...]
   ntrex: str | None
-  other: tuple[str, ...] = ()
+  aliases: tuple[str, ...] = ()
   regions: tuple[str, ...] = ()
 
 
@@ -83,7 +84,7 @@ def _read_table() -> tuple[Language, ...]:
     for row in csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE):
       fields: dict[str, Any] = {name: value or None for name, value in row.items()}
       fields["index"] = int(row["index"])
-      fields |= {name: tuple(row[name].split()) for name in ("flores", "other", "regions")}
+      fields |= {name: tuple(row[name].split()) for name in ("flores", "aliases", "regions")}
       languages.append(Language(**fields))
   return tuple(languages)
 
@@ -93,11 +94,15 @@ def _key(code: str) -> str:
 
 
 def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
-  """Maps accepted codes (see `_key`) to languages; raises ValueError if two languages share one."""
+  """Maps all codes, as `_key` writes them, to languages.
+
+  Raises:
+    ValueError: two languages have the same code.
+  """
   aliases: dict[str, Language] = {}
   default_script: dict[str, str] = {}
   for entry in languages:
-    codes = {entry.iso639_3, entry.iso639_1, entry.tatoeba, entry.ntrex, *entry.other} - {None}
+    codes = {entry.iso639_3, entry.iso639_1, entry.tatoeba, entry.ntrex, *entry.aliases} - {None}
     keys = {_key(code) for code in codes if code}
     bare = {key for key in keys if "_" not in key}
     default = default_script.setdefault(entry.iso639_3, entry.script) == entry.script
@@ -126,7 +131,7 @@ NUM_LANGUAGES: int = LANGUAGES[-1].index + 1
 
 UNDETERMINED = Language(0, "Undetermined", "und", None, "Zyyy", "Undetermined", "Undetermined",
                         None, (), None)  # fmt: skip
-"""The language of texts in any language; `und` in ISO 639-2."""
+"""The language of texts in unknown or mixed languages; `und` in ISO 639-2."""
 
 _ALIASES = _aliases(LANGUAGES)
 
@@ -137,10 +142,10 @@ def language(code: str) -> Language:
   Args:
     code: An ISO 639-1, 639-2 or 639-3 code, a Tatoeba, FLORES-200, NTREX or OPUS code, with or
       without script and region ("zh", "cmn_Hans", "zho-CN", "pt_BR"), or an English name. Case does
-      not matter, and '-' is equivalent to '_'. "und" is `UNDETERMINED`.
+      not matter, and '-' equals '_'. "und" is `UNDETERMINED`.
 
   Raises:
-    InputError: no language has this code; the message suggests similar ones.
+    InputError: no language has this code. The message suggests similar codes.
 
   Examples:
     >>> language("pt_BR").name
@@ -158,7 +163,7 @@ def language(code: str) -> Language:
 
 @functools.cache
 def opus_language(code: str) -> Language | None:
-  """Looks up the language of an OPUS code, or None. An unknown region is ignored."""
+  """Returns the language of an OPUS code, or None. Unknown regions are ignored."""
   stem, *subtags = re.split("[_@]", code)
   scripts = [subtag for subtag in subtags if not _REGION.fullmatch(subtag)]
   keys = (_key("_".join([stem, *tags])) for tags in (subtags, scripts))
@@ -166,16 +171,16 @@ def opus_language(code: str) -> Language | None:
 
 
 def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None) -> tuple[int, ...]:
-  """Assigns every language index to a random group, 0 to `count` - 1; groups have similar sizes.
+  """Returns a random group, 0 to `count` - 1, for each language index. Groups have similar sizes.
 
-  The same arguments return the same groups. Adding languages to the table does not change the
-  groups of existing languages.
+  The result depends only on the arguments. New languages in the table do not change the groups of
+  existing languages.
 
   Args:
     count: Number of groups.
-    seed: Seed of the assignment.
+    seed: Seed of the random numbers.
     codes: Languages to distribute evenly over the groups, such as the training languages (default:
-      all languages). Other languages are assigned after these.
+      all languages). The other languages are assigned afterwards.
 
   Raises:
     InputError: `count` is below 1 or above the number of languages, or a code is unknown.
@@ -195,7 +200,10 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
 
 
 def own_groups(codes: Iterable[str]) -> tuple[int, ...]:
-  """Assigns each of `codes` to a separate group; returns a group per language index, or -1.
+  """Assigns each language in `codes` to its own group.
+
+  Returns:
+    The group of each language index; -1 for languages that are not in `codes`.
 
   Raises:
     InputError: a code is unknown, or two codes are the same language.
@@ -204,7 +212,7 @@ def own_groups(codes: Iterable[str]) -> tuple[int, ...]:
   for group, code in enumerate(codes):
     index = language(code).index
     if groups[index] != -1:
-      raise InputError(f"{code!r} is named twice: it is {language(code).name}; remove one")
+      raise InputError(f"{code!r} is {language(code).name}, as is another code; remove one")
     groups[index] = group
   return tuple(groups)
 
@@ -217,6 +225,6 @@ def _unknown(code: str) -> str:
   names = dict.fromkeys([stem, *matches] if stem in _ALIASES else matches)
   suggestions = ", ".join(f"{name!r} ({_ALIASES[name].name})" for name in names)
   return (
-    f"unknown language code {code!r}{f': did you mean {suggestions}?' if names else '.'} Supported "
-    "are ISO 639, Tatoeba, FLORES-200 and NTREX codes; vmsst/languages.tsv has all"
+    f"unknown language code {code!r}{f': did you mean {suggestions}?' if names else '.'} Use an "
+    "ISO 639, Tatoeba, FLORES-200 or NTREX code; vmsst/languages.tsv lists them"
   )

@@ -19,7 +19,7 @@ train=(
   --gin.VOCABULARY_PATH="'/scratch/sentencepiece.model'"    # change
 )
 
-# Each process exits with 75 if it was stopped by SIGTERM, else with the status of the training.
+# The exit status of a process is 75 after SIGTERM, otherwise the status of the training.
 task='
 stop() { stopped=1; kill -TERM "$pid" 2>/dev/null; }
 stopped=

@@ -1,6 +1,6 @@
 #!/bin/bash
-# Trains on a preemptible Cloud TPU, and on a new one after each preemption: bash tpu.sh. It runs for
-# as long as the training, on a machine with gcloud. Change the marked lines.
+# Trains on a preemptible Cloud TPU, and on a new one after each preemption: bash tpu.sh. Run it on a
+# machine with gcloud; it ends when the training ends. Change the marked lines.
 set -u
 name=vmsst                                                  # change
 zone=us-central2-b                                          # change
@@ -9,8 +9,9 @@ version=tpu-ubuntu2204-base                                 # change
 failures=3 # consecutive failures on a running TPU after which to give up
 pause=30   # seconds
 
-# Every worker runs this. The running command holds the lock. If the connection broke, it may still
-# run: stop it first, and wait up to ten minutes for its checkpoint. The status is 75 after SIGTERM.
+# All workers run this script. A running training holds the lock. After a broken connection, an old
+# training can still run: stop it, and wait up to ten minutes for its checkpoint. The exit status is
+# 75 after SIGTERM.
 worker=$(
   cat <<'END'
 pip install -q "vmsst[train,tpu,gcs]" || exit

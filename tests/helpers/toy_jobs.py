@@ -1,4 +1,4 @@
-"""Small jobs, whose functions other processes can import."""
+"""Small jobs. Their functions are here so that other processes can import them."""
 
 import os
 import pathlib
@@ -14,7 +14,7 @@ from vmsst.jobs import job
 
 
 def square(path, number):
-  """Writes the square of a number, and returns it and who wrote it."""
+  """Writes the square of a number; returns the square, the process and its GPUs."""
   pathlib.Path(path).write_text(str(number**2))
   gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
   return {"square": number**2, "process": os.getpid(), "gpus": gpus}
@@ -46,8 +46,8 @@ def slow_at_2(path, number):
 
 
 def run(work, count, function=square, engine=None):
-  """Runs a function for some numbers; returns the facts."""
-  return work.run("squares", function, [job.Part(f"{n}.txt", (n,)) for n in range(count)], engine)
+  """Runs a function on the numbers below `count`; returns the facts."""
+  return work.run("squares", function, [job.Task(f"{n}.txt", (n,)) for n in range(count)], engine)
 
 
 def interrupted(folder, inputs):
@@ -59,14 +59,14 @@ def interrupted(folder, inputs):
 
 
 class Elsewhere:
-  """An engine whose workers see other files, or whose files are seen late."""
+  """An engine on a file system that shows new files late (after some seconds), or never."""
 
   in_process = this_machine = False
 
-  def __init__(self, seen_after=None):
-    self.seen_after = seen_after
+  def __init__(self, visible_after=None):
+    self.visible_after = visible_after
 
-  def work(self, title, do, parts):
-    if self.seen_after is not None:
-      threading.Timer(self.seen_after, lambda: list(do(parts))).start()
-    return iter([(part, manifest.Part(1, "")) for part in parts])
+  def run(self, title, do, tasks):
+    if self.visible_after is not None:
+      threading.Timer(self.visible_after, lambda: list(do(tasks))).start()
+    return iter([(task, manifest.Part(1, "")) for task in tasks])

@@ -1,4 +1,4 @@
-"""The `t5x` command, as users run it."""
+"""The `t5x` command as users run it."""
 
 import json
 import os
@@ -25,14 +25,14 @@ def model_dir(path):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """Trains; returns the folder of the finished run and the completed command."""
+  """Trains a tiny run; returns its folder and the completed process."""
   folder = tmp_path_factory.mktemp("finished")
   done = commands.t5x("train", *commands.TINY, model_dir(folder / "run"), cwd=folder)
   assert done.returncode == 0, done.stderr
   return folder / "run", done
 
 
-def test_help_imports_nothing_heavy(tmp_path):
+def test_help_imports_nothing_slow(tmp_path):
   code = """
 import sys
 from vmsst.launch.main import main
@@ -44,7 +44,7 @@ for arguments in (["--help"], ["train", "--help"], ["train"]):
 heavy = {"tensorflow", "jax", "seqio", "numpy", "flax", "orbax", "gin"} & set(sys.modules)
 if heavy:
   sys.exit(f"imported {heavy}")
-sys.modules["seqio"] = None  # as without the packages for training
+sys.modules["seqio"] = None  # as if the packages for training were missing
 try:
   main(["train", "--gin_file=quickstart.gin"])
 except SystemExit as stop:
@@ -58,8 +58,8 @@ except SystemExit as stop:
   ]
 
 
-# Arguments to add to those of the tiny run, and the start of the message. A dry run refuses all but
-# the last one too.
+# Additional arguments for the tiny run, and the start of the message. A dry run also refuses all of
+# them except for the last.
 _FAULTY = {
   "no inner quotes": (["--gin.MODEL_DIR={folder}"], r"--gin\.MODEL_DIR = {folder}: .*inner quotes"),
   "other encoder": (
@@ -75,12 +75,12 @@ _FAULTY = {
 _DRY = [*_FAULTY][:-1]
 
 
-# Other commands.
-_OTHERS = {
+# Complete commands, and the start of the message.
+_COMMANDS = {
   "nothing set": (
     ["train", "--gin_file={folder}/empty.gin"], r"train\(\) missing \d+ required .*'model'.*; add"),
   "dry run": (
-    ["infer", "--gin_file=quickstart.gin", "--dry_run"], "--dry_run works only with `t5x train`"),
+    ["infer", "--gin_file=quickstart.gin", "--dry_run"], "use --dry_run only with `t5x train`"),
   "unknown topology": (
     ["train", "--gin_file=quickstart.gin", "--dry_run", "--topology=x:8"],
     r"--topology=x:8: .*, or TPUs, as in v5e:2x4"),
@@ -89,7 +89,7 @@ _OTHERS = {
     r"(?s)Traceback.*InputError: nowhere\.gin: Unable to open"),
 }  # fmt: skip
 
-# Runs the command for every entry of a JSON object; writes to a file how each ended.
+# Runs the commands in a JSON object; writes their error messages or stack traces to a file.
 _DRIVER = """
 import contextlib, functools, io, json, sys, traceback
 import gin
@@ -114,28 +114,28 @@ with open(sys.argv[1], "w") as stream:
 
 @pytest.fixture(scope="module")
 def outcomes(finished, tmp_path_factory):
-  """Runs the faulty commands; returns how they ended, and the paths in their messages."""
+  """Runs the faulty commands; returns their outcomes, and the paths in their messages."""
   run, _ = finished
   folder = tmp_path_factory.mktemp("faulty")
   (folder / "empty.gin").touch()
   names = {"folder": folder, "run": run}
   start = ["train", *commands.TINY, model_dir(folder / "run")]
-  given = {name: [*start, *more] for name, (more, _) in _FAULTY.items()}
-  given |= {name: arguments for name, (arguments, _) in _OTHERS.items()}
-  dry = {f"{name}, dry run": [*given[name], "--dry_run"] for name in _DRY}
+  faulty = {name: [*start, *more] for name, (more, _) in _FAULTY.items()}
+  faulty |= {name: arguments for name, (arguments, _) in _COMMANDS.items()}
+  dry = {f"{name}, dry run": [*faulty[name], "--dry_run"] for name in _DRY}
   ends = {}
-  for some in (given, dry):  # gin accepts one function `train` per process
-    text = {name: [x.format(**names) for x in arguments] for name, arguments in some.items()}
+  for group in (faulty, dry):  # gin accepts one function `train` per process
+    text = {name: [x.format(**names) for x in arguments] for name, arguments in group.items()}
     commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(text))
     ends |= json.loads((folder / "ends.json").read_text())
   assert not [*folder.glob("run/*")]
   return ends, names
 
 
-@pytest.mark.parametrize("name", [*_FAULTY, *_OTHERS, *(f"{name}, dry run" for name in _DRY)])
-def test_errors_name_what_is_wrong_and_what_to_do(outcomes, name):
+@pytest.mark.parametrize("name", [*_FAULTY, *_COMMANDS, *(f"{name}, dry run" for name in _DRY)])
+def test_errors_state_the_problem_and_the_fix(outcomes, name):
   ends, names = outcomes
-  _, pattern = (_FAULTY | _OTHERS)[name.removesuffix(", dry run")]
+  _, pattern = (_FAULTY | _COMMANDS)[name.removesuffix(", dry run")]
   for key, path in names.items():
     pattern = pattern.replace("{" + key + "}", re.escape(str(path)))
   outcome = ends[name]
@@ -151,7 +151,7 @@ def test_modules_of_the_current_folder_come_after_libraries_and_tensorflow_seeks
     (tmp_path / f"{name}.py").write_text("raise RuntimeError('from the current folder')")
   (tmp_path / "tasks.py").write_text("print('own tasks')")
   (tmp_path / "own.gin").write_text("from __gin__ import dynamic_registration\nimport tasks\n")
-  code = "import jax; from vmsst.launch import main; main.main()"  # jax sets the level of messages
+  code = "import jax; from vmsst.launch import main; main.main()"  # jax sets the log level
   arguments = ["train", "--gin_file=own.gin", "--gin_file=nowhere.gin"]
   command = [sys.executable, "-P", "-c", code, *arguments]  # as a console script
   options = {"cwd": tmp_path, "env": {**commands.environment(), "PYTHONPATH": ""}}
@@ -161,7 +161,7 @@ def test_modules_of_the_current_folder_come_after_libraries_and_tensorflow_seeks
 
 
 def read_table(text):
-  """Returns column names and numbers of the table at the end of a run."""
+  """Returns column names and rows of the table at the end of a run."""
   lines = text.split("sample_retrieval", 1)[1].splitlines()
   columns = re.findall(r"step \d+", lines[0])
   rows = {line.split()[0]: [float(x) for x in line.split()[1:]] for line in lines[2:] if line}
@@ -172,10 +172,10 @@ def read_lines(path):
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_says_what_it_does_and_leaves_its_files(finished):
+def test_a_run_prints_its_progress_and_writes_its_files(finished):
   run, done = finished
   assert re.search(r"Ready after \d+\.\d s; training from step 0 to 2\.\n", done.stdout)
-  cut, first, *_, line, last = done.stderr.splitlines()  # more lines if steps take long
+  cut, first, *_, line, last = done.stderr.splitlines()  # A slow run prints more progress lines.
   assert cut.endswith("texts cut to 20 tokens: 1")
   assert (first, last) == ("step 0: evaluating", "step 2: evaluating")
   assert re.match(r"step 2/2 \[.*, loss \d+\.\d{4}, .*\]", line)
@@ -224,7 +224,7 @@ def nearest(vector_D, candidate_ND):
   return int(np.argmax(candidate_ND @ vector_D / np.linalg.norm(candidate_ND, axis=1)))
 
 
-def test_the_trained_encoder_gives_the_accuracies_of_the_table(finished, tmp_path):
+def test_the_trained_encoder_has_the_accuracies_of_the_table(finished, tmp_path):
   run, done = finished
   total, count = sample.num_meanings("validation"), 40
   texts = {

@@ -1,4 +1,4 @@
-"""Commands on all engines, also with parts of a Ray cluster killed, write what one process does."""
+"""Commands write the same files on all engines, even if workers and nodes of a Ray cluster die."""
 
 import itertools
 import json
@@ -88,7 +88,7 @@ def _vectors(seed):
   return np.random.default_rng(seed).normal(size=(30_000, 16)).astype(np.float32)
 
 
-# By command: records of finished parts, and how many there are when a part is killed.
+# By command: pattern of the records of finished files, and their number at the time of the kill.
 KILLED = {
   build: ("parts/*clean*.json", 2),
   embed: ("vectors-*.npy.json", 2),
@@ -105,14 +105,14 @@ def nodes():
 
 
 def contents(folder):
-  """Returns the files that a command has written, without the paths of its folder."""
+  """Returns the files that a command wrote, with the path of its folder removed."""
   found = killed_commands.contents(folder / "out")
   return {path: content.replace(str(folder).encode(), b"") for path, content in found.items()}
 
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory):
-  """Returns a function that returns the files which a command writes on this machine."""
+  """Returns a function that runs a command on this machine and returns its files."""
   kept = {}
 
   def run(make):
@@ -134,7 +134,7 @@ def check_same(found, expected):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["worker", "node"])
 @pytest.mark.parametrize("make", KILLED, ids=lambda make: make.__name__)
-def test_what_is_killed_on_a_ray_cluster_is_done_again(nodes, expected, tmp_path, make, fault):
+def test_killed_tasks_run_again_on_a_ray_cluster(nodes, expected, tmp_path, make, fault):
   if make == build:
     pytest.importorskip("tensorflow_datasets")
   command = [*_VMSST, *make(tmp_path), "--engine=ray", f"--ray-address={nodes.address}"]
@@ -161,7 +161,7 @@ def test_sigterm_ends_a_command_on_a_ray_cluster_with_one_line(nodes, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_ray_client_writes_the_same(nodes, expected, tmp_path):
+def test_a_ray_client_writes_the_same_files(nodes, expected, tmp_path):
   command = [*_VMSST, *mine(tmp_path), "--engine=ray"]
   process = nodes.driver([*command, f"--ray-address={nodes.client_address}"], cwd=tmp_path)
   assert process.wait(timeout=600) == 0
@@ -170,7 +170,7 @@ def test_a_ray_client_writes_the_same(nodes, expected, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", KILLED, ids=lambda make: make.__name__)
-def test_two_processes_write_the_same(expected, tmp_path, make):
+def test_two_processes_write_the_same_files(expected, tmp_path, make):
   command = [*_VMSST, *make(tmp_path), "--workers=2"]
   subprocess.run(command, cwd=tmp_path, check=True, stdout=subprocess.DEVNULL)
   check_same(contents(tmp_path), expected(make))

@@ -1,4 +1,4 @@
-"""Trains with every run file of the package, as `t5x train` does; test_gin_files.py parses them."""
+"""Trains with all run files, as `t5x train` does. test_gin_files.py only parses them."""
 
 import concurrent.futures
 import json
@@ -20,10 +20,10 @@ RUN_FILES = sorted(
   for pattern in ("*.gin", "ablations/*.gin", "ems/*.gin", "soft/*.gin")
   for path in ROOT.glob(pattern)
 )
-# Start from a released encoder, as test_from_imports.py and test_finetuning.py train.
+# These files start from a released encoder; see test_from_imports.py and test_finetuning.py.
 FROM_IMPORTS = re.compile(r".*_mt5\.gin|ems_xlmr\.gin|soft/.*\.gin|finetune\.gin")
 FILES = [file for file in RUN_FILES if not FROM_IMPORTS.fullmatch(file)]
-# Reads a dataset like that of `vmsst data build`; the other files of paper size read text files.
+# This file reads a dataset of `vmsst data build`; other files of paper size read text files here.
 OF_OPUS = "soft_contrastive.gin"
 STEPS, PERIOD = 20, 5
 
@@ -70,7 +70,7 @@ laser_network.LaserNetwork.decoder_output_dim = 16
 utils.create_learning_rate_scheduler.base_learning_rate = 0.01
 """
 OF_ONE_FILE = {
-  # Its action keeps the best checkpoint of the evaluations.
+  # The action of this file keeps the checkpoint with the best evaluation.
   "soft_contrastive.gin": [f"EVAL_PERIOD = {PERIOD}", f"CHECKPOINT_PERIOD = {PERIOD}"],
   "quickstart.gin": ["bitext.sample.num_meanings = 50"],
   # One compiled layer instead of twelve.
@@ -83,7 +83,7 @@ OF_ONE_FILE = {
   "ems/lstm_encoder.gin": ["lstm.LstmConfig.num_layers = 1", "lstm.LstmConfig.hidden_dim = 8"],
 }
 
-# Trains with all given files in one process.
+# Trains with several files in one process.
 _TRAIN = """
 import json, pathlib, sys
 import gin
@@ -125,7 +125,7 @@ for file, own in plan["files"].items():
 
 
 def bitext():
-  """Returns rows of three language pairs, of the languages of Table 6, with hard negatives."""
+  """Returns rows with hard negatives of three language pairs, in the languages of Table 6."""
   rows = {}
   for code, name in {"es": "spa", "ar": "ara", "tr": "tur"}.items():
     rows[name] = []
@@ -136,7 +136,7 @@ def bitext():
 
 
 def write_teacher(folder):
-  """Writes a run of a later step than any run here: runs that start from it count their own."""
+  """Writes a run with more steps than any run here: runs that start from it count from 0."""
   config = tiny_encoders.bert_config(vocab_size=3600, emb_dim=16, mlp_dim=16, max_positions=10)
   encoder = tiny_encoders.encoder(config, head=False)
   vocabulary = vocabularies.SentencePieceVocabulary(sample.vocabulary_path())
@@ -145,7 +145,7 @@ def write_teacher(folder):
 
 
 def bindings_of(file):
-  """Returns the bindings that make a file's model tiny."""
+  """Returns bindings that make the model of a file tiny."""
   tiny = TINY_STUDENT if "soft" in file else TINY_EMS if file.startswith("ems") else TINY_T5
   if file.startswith("laser"):
     tiny = TINY_LASER
@@ -153,7 +153,7 @@ def bindings_of(file):
 
 
 def train(folder, files):
-  """Trains with each file; returns the metrics, and the checkpoint's vectors of two sentences."""
+  """Trains with all files; returns metrics, and vectors of two sentences from the checkpoints."""
   (folder / "bitext").mkdir()
   rows = bitext()
   for name, lines in rows.items():
@@ -183,15 +183,15 @@ def train(folder, files):
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-  """Returns the reports of all files, which two processes train."""
+  """Trains with all files in two processes; returns the reports."""
   groups = FILES[::2], FILES[1::2]
-  with concurrent.futures.ThreadPoolExecutor() as pool:  # each waits for its own process
+  with concurrent.futures.ThreadPoolExecutor() as pool:  # Each thread waits for its own process.
     parts = [pool.submit(train, tmp_path_factory.mktemp("runs"), group) for group in groups]
     return {file: report for part in parts for file, report in part.result().items()}
 
 
 @pytest.mark.parametrize("file", FILES)
-def test_the_losses_fall_and_the_checkpoint_gives_vectors_that_differ(reports, file):
+def test_losses_fall_and_sentences_have_different_vectors(reports, file):
   report = reports[file]
   losses = [metrics["loss"] for metrics in report["metrics"]]
   assert len(losses) == STEPS / PERIOD
@@ -200,7 +200,7 @@ def test_the_losses_fall_and_the_checkpoint_gives_vectors_that_differ(reports, f
     assert np.isfinite([value for name, value in metrics.items() if name != "step"]).all(), metrics
     if report["file"].startswith(("vmsst", "bitranslation")):
       assert 0 < metrics["nll/translation"] < 20
-    if report["file"].startswith("vmsst"):  # the model is given the step; the mean of five
+    if report["file"].startswith("vmsst"):  # the model gets the step; mean of five
       assert metrics["kl_weight"] == pytest.approx((metrics["step"] - (PERIOD + 1) / 2) / 1e6)
       assert metrics["kl/semantic"] > 0
     if report["file"].startswith("vmsst_contrastive"):

@@ -1,4 +1,4 @@
-"""Properties that every model has, of both packages; its own test module has its equations."""
+"""Properties of all models in both packages. Each model has a test module for its equations."""
 
 import dataclasses
 import functools
@@ -40,7 +40,7 @@ V, S, B = 260, 8, 16
 SIZES = {"vocab_size": V, "emb_dim": S, "num_heads": 2, "mlp_dim": 8}
 T5 = t5.T5Config(**SIZES, head_dim=4, num_encoder_layers=1)
 BERT = transformer.TransformerConfig(**SIZES, num_layers=1, max_positions=9, initializer_std=0.3)
-# Its width is that of [token; language; sentence].
+# The width of [token; language; sentence].
 DECODER = dataclasses.replace(BERT, emb_dim=16, activation="relu")
 LSTM = lstm.LstmConfig(vocab_size=V, emb_dim=6, hidden_dim=4, num_layers=2, initializer_range=0.5)
 LANGUAGES = [languages.language(code).index for code in ("en", "es", "fr", "de")]
@@ -83,7 +83,7 @@ MODELS = {
   "distillation": (distillation.DistillationModel, encoder_of, T5, {}),
 }  # fmt: skip
 TRAINED = [name for name in MODELS if name not in ("ems_t5", "ems_lstm")]
-# They share their losses and networks with other models. The slow tests have them.
+# Only slow tests check these models, because other models have the same losses and networks.
 RELATED = ("contrastive", "bitranslation", "vmsst_contrastive", "laser")
 TRAINED_CASES = [
   pytest.param(name, marks=pytest.mark.slow) if name in RELATED else name for name in TRAINED
@@ -91,7 +91,7 @@ TRAINED_CASES = [
 COMPARING = ("contrastive", "vmsst_contrastive", "hard_negatives", "ems", "soft", "similarity")
 SLICED = (*COMPARING, "score_distillation", "distillation")
 FINETUNED = ("contrastive", "similarity", "score_distillation", "distillation", "soft", "ems")
-# The models that read a feature of a batch that not all data has.
+# Models that read a feature of the batch that some data lacks.
 READERS = {
   "negatives": ("hard_negatives", "score_distillation"),
   "scores": ("similarity", "score_distillation"),
@@ -110,7 +110,7 @@ def make_batch():
   rng = np.random.default_rng(1)
   batch = tiny_models.random_batch(0, B, (7, 9), (3, V), eos=1, languages=LANGUAGES)
   batch["negatives"] = rng.integers(3, V, (B, 2, 9)).astype(np.int32)
-  # For models that mask duplicates: across sides, and a hard negative that is the translation.
+  # For models that mask duplicates: a source equals a target, a hard negative the translation.
   batch["targets"][4] = np.pad(batch["inputs"][11], (0, 2))
   batch["negatives"][6, 0] = batch["targets"][6]
   for name in tables.TEACHER_SIDES:
@@ -125,7 +125,7 @@ def batch_of(name):
 
 
 @pytest.mark.parametrize("name", TRAINED_CASES)
-def test_padding_changes_nothing_and_a_key_decides_dropout(name):
+def test_padding_changes_nothing_and_a_key_determines_dropout(name):
   calm, noisy, batch = make_model(name), make_model(name, dropout_rate=0.3), batch_of(name)
   params = tiny_models.random_params(calm.network)
   wide = {**batch, "inputs": np.pad(batch["inputs"], ((0, 0), (0, 2)))}
@@ -164,7 +164,7 @@ def test_every_objective_of_fine_tuning_trains_first_layers_and_first_dimensions
 
 
 def above_the_mean(mean, log_variance, rng):
-  """A sample that does not depend on a key, which slices divide."""
+  """Returns a sample that does not depend on the key, because slices split the key."""
   return mean + 0.7 * jnp.exp(log_variance / 2)
 
 
@@ -191,7 +191,7 @@ def test_gradients_reach_every_parameter_and_do_not_depend_on_slices(name, monke
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_run_s_folder_gives_the_encoder_that_the_model_scores_with(name, tmp_path):
+def test_the_encoder_of_a_run_is_the_encoder_that_the_model_scores_with(name, tmp_path):
   model, tokens_BT = make_model(name), make_batch()["targets"]
   params = tiny_models.random_params(model.network)
   tiny_models.assert_standard_axes(tiny_models.shapes_of(model.network))
@@ -229,7 +229,7 @@ def make_sharded(name, slices=1):
 
 
 def run_on_eight_devices(folder):
-  """Saves loss, metrics and gradients of each model; prints what moves between devices."""
+  """Saves loss, metrics and gradients of each model; prints the arrays that devices exchange."""
   gaussian.sample = above_the_mean
   for name in TRAINED:
     for shape, enter, slices in LAYOUTS:
@@ -274,7 +274,10 @@ def test_every_model_is_listed_here():
       values = vars(importlib.import_module(info.name)).values()
       found |= {x for x in values if inspect.isclass(x) and issubclass(x, base.BitextModel)}
   trainable = {x for x in found if "loss_fn" not in x.__abstractmethods__}
-  of_models = {objectives.ObjectivesModel, matryoshka.LayersModel}  # They call other models.
+  of_models = {
+    objectives.ObjectivesModel,
+    matryoshka.LayersModel,
+  }  # These models call other models.
   assert trainable == {cls for cls, *_ in MODELS.values()} | of_models
 
 

@@ -1,4 +1,4 @@
-"""Faults of disks, checkpoints, data and numbers, signals and kills: nothing is lost."""
+"""Faults of disks, checkpoints, data and numbers; signals and kills. Nothing is lost."""
 
 import errno
 import os
@@ -21,14 +21,14 @@ from vmsst.train import eval as eval_lib
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-  """A finished run of 6 steps, with checkpoints 0, 2, 4 and 6."""
+  """Returns a finished run of 6 steps, with checkpoints 0, 2, 4 and 6."""
   folder = tmp_path_factory.mktemp("finished") / "run"
   toy_runs.run(folder, total_steps=6, period=2)
   return folder
 
 
 def copy(folder, target):
-  """A copy of a run."""
+  """Returns a copy of a run."""
   subprocess.run(["cp", "-r", str(folder), str(target)], check=True)
   return target
 
@@ -51,7 +51,7 @@ def assert_same_checkpoint(first, second):
 # Checkpoints
 
 
-def test_every_byte_of_a_checkpoint_is_watched(finished, tmp_path):
+def test_a_change_of_any_byte_of_a_checkpoint_is_detected(finished, tmp_path):
   checkpoint = copy(finished / "checkpoint_6", tmp_path / "checkpoint_6")
   path = t5x.all_checkpoints(tmp_path)[0]
   assert t5x.damage(path) is None
@@ -69,7 +69,7 @@ def test_every_byte_of_a_checkpoint_is_watched(finished, tmp_path):
   assert t5x.damage(path) is None
 
 
-def test_orbax_itself_reads_a_checkpoint_with_sums(finished):
+def test_orbax_reads_a_checkpoint_with_checksums(finished):
   manager = ocp.CheckpointManager(
     finished, options=ocp.CheckpointManagerOptions(step_prefix="checkpoint", read_only=True)
   )
@@ -82,7 +82,7 @@ def test_orbax_itself_reads_a_checkpoint_with_sums(finished):
   manager.close()
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished, tmp_path, caplog):
+def test_the_checkpoint_before_a_damaged_one_is_used(finished, tmp_path, caplog):
   run = copy(finished, tmp_path / "run")
   arrays = max((run / "checkpoint_6" / "state" / "ocdbt.process_0" / "d").iterdir())
   flip(arrays)
@@ -109,7 +109,7 @@ def test_a_checkpoint_without_its_state_is_damaged_and_one_without_its_data_is_n
   toy_runs.run(run, total_steps=6, period=2)
   assert f"{run}/checkpoint_6 is damaged: it has no folder state" in caplog.text
   assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
-  shutil.rmtree(run / "checkpoint_6" / "dataset")  # reads and skips what it was trained on
+  shutil.rmtree(run / "checkpoint_6" / "dataset")  # reads and skips the examples of the first steps
   toy_runs.run(run, total_steps=8, period=2)
   assert checkpoints.newest_intact(str(run)).name == "checkpoint_8"
   assert not (run / "checkpoint_6" / "dataset").exists()
@@ -124,7 +124,7 @@ def test_a_run_with_only_damaged_checkpoints_does_not_start_over(finished, tmp_p
       toy_runs.run(run, total_steps=6, period=2)
 
 
-def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_reason_and_a_whole_one(
+def test_a_run_that_cannot_write_a_checkpoint_reports_why_and_keeps_a_complete_one(
   finished, tmp_path, monkeypatch
 ):
   write = t5x.write_checksums
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_run_with_a_reason_and_a_wh
 
 
 @pytest.mark.parametrize("watched", [True, False])
-def test_a_loss_that_is_nan_is_named_with_its_step(tmp_path, caplog, watched):
+def test_a_nan_loss_is_reported_with_its_step(tmp_path, caplog, watched):
   actions = {"TRAIN": [trainer.TerminateOnNanAction(task="train")]} if watched else None
   wanted = "train loss is nan at step" if watched else "parameters are not finite after step"
   model, cfg = toy_runs.ToyModel(poison=5), toy_runs.saving(10, keep=1)
@@ -167,7 +167,7 @@ def test_a_loss_that_is_nan_is_named_with_its_step(tmp_path, caplog, watched):
 # Signals and kills
 
 
-def test_an_evaluation_that_was_cut_short_is_done_again(tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_is_repeated(tmp_path, monkeypatch):
   evaluated = []
   evaluate = eval_lib.InferenceEvaluator.evaluate
 

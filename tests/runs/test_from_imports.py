@@ -1,4 +1,4 @@
-"""Runs that start from an imported mT5 or mE5, as with `t5x train`; they take minutes."""
+"""Trains from an imported mT5 or mE5, as `t5x train` does. The runs take minutes."""
 
 import json
 import math
@@ -22,7 +22,7 @@ ROOT = vmsst.gin_dir()
 FILES = sorted(path.name for path in ROOT.glob("*_mt5.gin"))
 STEPS = 20
 
-# Does all runs in one process: importing takes longer than training.
+# All runs share one process, because imports take longer than training.
 _TRAIN = """
 import json, sys
 import gin, jax
@@ -84,7 +84,7 @@ def save_pairs(folder):
 
 
 def train(start, files, *more):
-  """Trains with files and their own bindings, and `more` files; returns the folders of the runs."""
+  """Trains with files and their bindings, and with `more` files; returns the runs' folders."""
   folder, bindings = start
   runs = {file: folder / "runs" / file.removesuffix(".gin") for file in files}
   given = [
@@ -139,7 +139,7 @@ def test_every_model_starts_from_the_same_import_and_learns(mt5_runs, file):
 
 
 # --------------------------------------------------------------------------------------------
-# The soft contrastive paper's files, from a tiny folder like that of mE5
+# The files of the soft contrastive paper, from a tiny folder like mE5's
 
 CODES = ("es", "fr")
 ROWS, VALIDATION, BATCH = 40, 12, 8
@@ -157,7 +157,7 @@ train.train_eval_dataset_cfg = None
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-  """A folder with an import of a tiny mE5 and a dataset; returns it and bindings."""
+  """Writes an import of a tiny mE5 and a dataset; returns the folder and bindings."""
   folder = tmp_path_factory.mktemp("soft")
   texts = [sample.sentence(i, code) for code in (*CODES, "en") for i in range(ROWS)]
   tokenizers = tiny_tokenizers.save(folder, texts)
@@ -203,13 +203,13 @@ def soft_runs(start):
   )
 
 
-def test_me5_teaches_itself(start, soft_runs):
+def test_me5_can_be_its_own_teacher(start, soft_runs):
   folder, _ = start
   run = soft_runs["soft/me5.gin"]
   rows = losses_of(run)
   assert len(rows) == math.ceil(3 * PAIRS / BATCH)
-  # The student starts near its teacher, which has another prefix: L_mono is a little above its
-  # lower bound, the entropy of both directions.
+  # The student starts close to its teacher, but with another prefix. So L_mono is a little above
+  # its lower bound, the entropy of both directions.
   excess = [row["loss/mono"] - 2 * row["label/entropy"] for row in rows]
   assert 0 < min(excess) < max(excess) < 0.5
   found, expected = (
@@ -218,7 +218,7 @@ def test_me5_teaches_itself(start, soft_runs):
   assert set(found) == set(expected)
   for name, array in expected.items():
     np.testing.assert_array_equal(found[name], array, err_msg=name)
-  # The student has its start's pooling and normalization, and no prefix; its teacher has one.
+  # The student inherits pooling and normalization. Only the teacher has a prefix.
   encoder = vmsst.load(run)
   vector_NS = encoder.encode(["Hello", "a b c"], progress=False)
   np.testing.assert_allclose(np.linalg.norm(vector_NS, axis=1), 1, rtol=1e-5)

@@ -26,8 +26,8 @@ FOLLOWING = {
   "runs/infer.gin": ("infer", ["CHECKPOINT_PATH"], "/run/x", "infer"),
 }
 
-# Run files with settings for meshes/24l.gin that divide the batch, as in docs/scaling.md: its
-# parts as microbatches and as slices.
+# Run files, and settings for meshes/24l.gin that split the batch as in docs/scaling.md, into
+# microbatches or slices.
 ON_MESH = {
   ("vmsst_24l.gin", "NUM_MICROBATCHES = 8"): (8, 1),
   ("vmsst_contrastive_24l.gin", ""): (1, 1),
@@ -50,7 +50,7 @@ ONE_PAIR = {
 FROM_ENGLISH = sum(ONE_PAIR.values())
 ALL_PAIRS = FROM_ENGLISH + 61_200 + 57_600 + 58_700 + 76_800 + 132_900 + 76_600
 TABLE_11 = {**ONE_PAIR, "": FROM_ENGLISH, "OPUS_PIVOTS = None": ALL_PAIRS}
-# Model and options of each file of that paper.
+# Model and options of each file of the soft contrastive paper.
 _SOFT = {"cross_weight": 0.1, "scale": 10, "row_normalized": False, "monolingual": False}
 SOFT_FILES = {
   **{
@@ -71,8 +71,8 @@ SOFT_ROWS = [("soft/me5", binding) for binding in TABLE_11] + [
   if file != "soft/me5"
 ]
 
-# What the papers state: where, the files, and the numbers by their place in the report. Numbers of
-# the recipes are in test_recipes.py.
+# Statements of the papers: section, files, and numbers by their key in the report. test_recipes.py
+# checks the numbers of the recipes.
 _OBJECTIVES = ("bitranslation", "contrastive", "vmsst", "vmsst_contrastive")
 _6L, _24L, _MT5 = ([f"{x}_{y}.gin" for x in _OBJECTIVES] for y in ("6l", "24l", "24l_mt5"))
 _VMSST = [*_6L, *_24L, *_MT5]
@@ -150,8 +150,8 @@ STATED = [
     "lengths/negatives/0": 3, "numbers/vmsst.tasks.bitext.files.negatives": 3}),
 ]  # fmt: skip
 
-# Changes of the variants from the files that they are named after: the ablations (Tables 4, 6 and
-# 7) and EMS's (Table XIV, section V).
+# Differences between variants and their base files: ablations of VMSST (Tables 4, 6 and 7) and
+# variants of EMS (Table XIV, section V).
 _FOUR = languages.own_groups(["es", "en", "ar", "tr"])
 _NO_LANGUAGE = {"encoder_language_embedding": False}
 _NO_XTR, _NO_MLP, _AMS = {"xtr": False}, {"projection_dim": None}, {"margin": 0.3}
@@ -205,8 +205,8 @@ STARTS_FROM = tiny_encoders.encoder(
 )
 
 
-# Parses all given files and writes reports to the first argument. Stand-ins have the parameters of
-# the commands' functions and record the values from gin.
+# Parses several files and writes reports to the first argument. Fake functions have the parameters
+# of the real functions and record the values from gin.
 _PARSE = """
 import dataclasses, inspect, json, sys
 import gin
@@ -396,7 +396,7 @@ with open(sys.argv[1], "w") as stream:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-  """Parses all files; returns reports by file."""
+  """Parses all files; returns a report per file."""
   folder = tmp_path_factory.mktemp("gin_files")
   extra = {
     "own_files.gin": "include 'vmsst_24l_mt5.gin'\ninclude 'data/files.gin'\n",
@@ -417,13 +417,13 @@ def reports(tmp_path_factory):
   return {name.removeprefix(f"{folder}/"): report for name, report in found.items()}
 
 
-# Sizes for 2 cores, of no paper.
+# Sizes for 2 cores that are in no paper.
 SMALL = re.compile(r"finetune|contrastive_short|.*_small")
-# The papers sample batches at random from all pairs, or from those of one language pair.
+# The papers sample batches at random, from all pairs or from one language pair.
 OF_ONE_PAIR = re.compile(r"hard_negatives|soft_contrastive|soft/.*")
 
 
-def test_every_macro_of_a_run_file_is_used_defined_and_named_if_required(reports):
+def test_macros_of_run_files_are_used_and_defined_and_headers_list_required_ones(reports):
   for file in RUN_FILES:
     report = reports[file]
     assert report["unused"] == report["undefined"] == [], file
@@ -476,7 +476,7 @@ def test_files_have_the_numbers_that_the_papers_state(reports, where, files, val
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_variant_changes_what_its_name_says_and_nothing_else(reports, name):
+def test_a_variant_changes_only_the_settings_in_its_name(reports, name):
   kind, base = re.fullmatch(r"(ablations/|ems/)(.*)", name).groups()
   base = base[: base.find("l_") + 1] if kind == "ablations/" else "ems"
   plain, found = (
@@ -495,7 +495,7 @@ def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(repo
   assert report["batch_size"] == 32
   assert report["steps"] == math.ceil(30 * pairs / 32)
   assert report["periods"] == [math.ceil(pairs / 32)] * 2
-  # Of the best four epochs one is the best: the last three were not better (footnote 2).
+  # Patience 3: training stops after three epochs without improvement (footnote 2).
   assert report["stopping"] == [["placeholder", "accuracy/average", "max", 3]]
   network = {"num_layers": 12, "num_heads": 12, "emb_dim": 768, "mlp_dim": 3072}
   assert report["network"] | network == report["network"]
@@ -508,14 +508,14 @@ def test_a_row_of_the_soft_contrastive_paper_has_the_numbers_of_section_4_1(repo
     assert report["opus"] == {"OPUS_CONFIG": "soft_contrastive", "OPUS_PIVOTS": ["en"]}
     vectors = {"teacher_inputs": 768, "teacher_targets": 768}
     assert report["lengths"] | vectors == report["lengths"]
-  else:  # starts from mE5: from its pooling, normalization and vocabulary
+  else:  # starts from mE5, with its pooling, normalization and vocabulary
     assert "INITIAL_CHECKPOINT_PATH" in report["required"]
     assert "VOCABULARY_PATH" not in report["required"]
     options = {**options, "pooling": "cls", "normalize": True, "head": False}
   assert report["options"] | options == report["options"]
 
 
-def test_each_mesh_cuts_what_it_says(reports):
+def test_each_mesh_shards_the_expected_parameters(reports):
   assert [*map(tuple, reports["shards"])] == [*CUT.values()]
 
 

@@ -1,4 +1,4 @@
-"""Kills and reruns the commands that write: results are as without kills."""
+"""Kills and reruns commands. The results are the same as without kills."""
 
 import entry_points
 import killed_commands
@@ -10,11 +10,11 @@ import pytest
 import tiny_encoders
 from entry_points import COMMANDS
 
-_RANDOM = "/checkpoint_0/"  # their files have random names
+_RANDOM = "/checkpoint_0/"  # Orbax gives files random names.
 
 
 def check(whole, killed):
-  """Asserts that all runs left the same files, and no others; contents may name their folders."""
+  """Asserts that all runs have the same files, apart from the names of their folders."""
 
   def files(folder):
     own = str(folder).encode()
@@ -46,7 +46,7 @@ def start(tmp_path):
 
 
 def write_texts(start, count):
-  """Writes two texts, and vectors of which each is nearest to its translation's."""
+  """Writes two texts with vectors, so that the nearest neighbor of a line is its translation."""
   rng = np.random.default_rng(0)
   vectors_ND = rng.normal(size=(count, 8)).astype(np.float32)
   for side in ("source", "target"):
@@ -91,7 +91,7 @@ IMPORTS = [
   "vmsst.cli.vector_jobs",
   "vmsst.search.faiss_index",
 ]
-# Of commands that work in parts: arguments, a setting that makes parts small, and moments of kills.
+# Commands with several tasks: arguments, a setting that makes tasks small, and moments of kills.
 PARTS = {
   "mine": (
     "mine source.txt target.txt OUT --vectors source.vectors target.vectors",

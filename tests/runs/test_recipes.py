@@ -1,4 +1,4 @@
-"""`t5x train` with each recipe, at a tiny size: the loss is finite, and the run is loaded."""
+"""Trains each recipe at a tiny size: the loss is finite, and vmsst.load opens the run."""
 
 import json
 
@@ -19,7 +19,7 @@ RECIPES = sorted(path.name for path in (vmsst.gin_dir() / "recipes").glob("*.gin
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-  """Folder with an encoder, bitext, queries with negatives and scores, and vectors of a teacher."""
+  """Writes an encoder, bitext, queries with negatives and scores, and a teacher's vectors."""
   folder = tmp_path_factory.mktemp("recipes")
   released_folders.write(folder / "encoder", "bert", {})
   pairs = [(sample.sentence(i, "de"), sample.sentence(i, "en")) for i in range(40)]

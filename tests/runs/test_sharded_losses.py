@@ -1,4 +1,4 @@
-"""Eight devices compute the same losses as one, and exchange neither logits nor kernels."""
+"""Eight devices compute the same losses as one device, and exchange neither logits nor kernels."""
 
 import json
 
@@ -15,12 +15,12 @@ from vmsst.losses import vocabulary
 
 MESHES = ((4, 2), (8, 1), (1, 8))
 RULES = (("batch", "data"), ("vocab", "model"), ("embed", None))
-# All sizes, also divided by the meshes, are different.
+# All sizes are different, also after division by the meshes.
 B, T, E, V, S = 48, 7, 9, 1000, 11
 
 
 def make_inputs():
-  """Inputs of each loss: XTR has hidden states, kernel, weights and tokens."""
+  """Returns the inputs of each loss. XTR has hidden states, kernel, weights and tokens."""
   rng = np.random.default_rng(0)
 
   def normal(*shape):
@@ -48,7 +48,7 @@ def vocabulary_loss(arrays, tokens_BT, weights_BT):
 
 
 LOSSES = {"xtr": xtr_loss, "vocabulary": vocabulary_loss}
-# Layouts of the inputs: rows by batch, columns of kernels by vocabulary.
+# Layouts of the inputs: rows are sharded by batch, columns of kernels by vocabulary.
 COLUMNS = {"xtr": (1,), "vocabulary": (2, 3)}
 
 
@@ -57,7 +57,7 @@ def value_and_gradients(name):
 
 
 def run_on_eight_devices(folder):
-  """Saves the results of each mesh; prints a JSON line of each program's shapes and exchanges."""
+  """Saves the results of each mesh; prints the shapes and exchanges of each program as JSON."""
   assert jax.device_count() == 8
   for shape in MESHES:
     mesh = jax.make_mesh(shape, ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
@@ -85,7 +85,7 @@ def run_on_eight_devices(folder):
 
 @pytest.fixture(scope="module")
 def on_eight(tmp_path_factory):
-  """Returns the folder of the results on eight devices, and the programs of each mesh."""
+  """Returns the folder of the results on eight devices, and the programs by mesh."""
   folder = tmp_path_factory.mktemp("eight")
   lines = commands.on_eight_devices(__file__, folder).splitlines()
   found = [json.loads(x.removeprefix("programs: ")) for x in lines if x.startswith("programs: ")]
@@ -94,7 +94,7 @@ def on_eight(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_device():
-  """The same results without a mesh."""
+  """Returns the same results without a mesh."""
   results = [jax.jit(value_and_gradients(name))(*x) for name, x in make_inputs().items()]
   return jax.tree.leaves(results)
 
@@ -110,7 +110,7 @@ def test_eight_devices_have_the_results_of_one(on_eight, one_device, mesh):
 def test_devices_exchange_no_columns_of_kernels_and_no_logits(on_eight, mesh, name, widths):
   program, (data, model) = on_eight[1][mesh][name], mesh
   columns = V // model
-  if model > 1:  # no device has all columns of anything, not even of one row
+  if model > 1:  # no device has all columns of an array, not even for one row
     assert all(V not in shape for shape in program["shapes"])
   assert any(columns in shape for shape in program["shapes"])
   assert all(columns not in shape for _, shape in program["body"])

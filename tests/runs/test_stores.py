@@ -1,6 +1,6 @@
-"""Whole jobs and outputs of commands in object stores, with kills.
+"""Training and commands with all paths in object stores, with kills.
 
-The servers are real: Google's is fake-gcs-server, Amazon's is moto.
+The servers are local: fake-gcs-server for Google's store, moto for Amazon's.
 """
 
 import json
@@ -27,7 +27,7 @@ from vmsst.networks import vmsst as networks
 
 @pytest.fixture(scope="module", params=["gs", "s3"])
 def bucket(request):
-  """URL of the bucket of a server, which all processes find."""
+  """Starts a server that all processes can reach; returns the URL of a bucket."""
   with servers.running(request.param) as variables, pytest.MonkeyPatch.context() as patch:
     for name, value in variables.items():
       patch.setenv(name, value)
@@ -75,7 +75,7 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
     *("checkpoint_2", "checkpoint_4", "config.gin", "model-info.txt", "encoder.json"),
     *("train", "inference_eval"),
   }
-  # The stored configuration is a gin file in the store as well.
+  # The stored configuration is also a gin file in the store.
   evaluate = [f"--gin_file={run}/config.gin", "--gin_file=runs/eval.gin"]
   output = f"{bucket}/results"
   t5x("eval", *evaluate, f"--gin.EVAL_OUTPUT_DIR='{output}'")
@@ -109,8 +109,8 @@ def test_train_evaluate_infer_and_load_with_every_path_in_a_store(bucket, tmp_pa
 # --------------------------------------------------------------------------------------------
 # Outputs of commands
 
-# Commands with outputs in `{out}` and inputs in `{data}`, and when they are killed: before an
-# object whose URL matches is uploaded, after a number of such objects.
+# Commands with outputs in `{out}` and inputs in `{data}`, and the moment of the kill: before an
+# upload to a URL that matches a pattern, after a number of such uploads.
 KILLED = {
   "mine": (
     "mine {data}/a.txt {data}/b.txt {out}/pairs.tsv --encoder {run}",
@@ -123,7 +123,7 @@ KILLED = {
   ),
 }
 
-# Each job is a fork of a process that has imported what they need.
+# Each job is a fork of a process that has imported all modules.
 JOBS = """
 import json, os, re, signal, sys
 import orbax.checkpoint
@@ -166,7 +166,7 @@ print(json.dumps(statuses))
 
 
 def write_texts(folder):
-  """Writes inputs of the commands in KILLED: texts, and vectors of one of them."""
+  """Writes inputs for the commands in KILLED: texts, and vectors of one text."""
   lines = [line for line in fake_encoders.make_lines(220) if line][:200]
   line_files.write_lines(folder / "a.txt", lines)
   line_files.write_lines(folder / "b.txt", [f"{line} x" for line in lines])
@@ -186,14 +186,14 @@ def test_killed_commands_write_to_a_store_what_they_write_locally(bucket, tmp_pa
   run = tiny_encoders.save_run(tmp_path / "run", model)
 
   def do(root, jobs):
-    """Returns the exit codes of commands, each with the moment when it is killed or None."""
+    """Runs commands, each with the moment of its kill or None; returns the exit codes."""
     places = {"run": run, "data": f"{root}/data", "out": f"{root}/out"}
     given = [(kill, KILLED[name][0].format(**places).split()) for kill, name in jobs]
     done = commands.fresh_script(JOBS, json.dumps(given), cwd=work)
     return json.loads(done.stdout.splitlines()[-1])
 
   def contents(folder):
-    """Returns the bytes of all outputs by name, without the places of inputs and outputs."""
+    """Returns the bytes of all outputs by name, with paths of inputs and outputs removed."""
     places = re.compile(f"{re.escape(url)}|{re.escape(str(tmp_path))}".encode())
     return {name: places.sub(b"", x) for name, x in killed_commands.contents(folder).items()}
 

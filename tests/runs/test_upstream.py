@@ -1,4 +1,4 @@
-"""Upstream T5X and the bundled runtime with the same gin file; needs upstream T5X."""
+"""Compares upstream T5X and the bundled runtime with one gin file. Needs upstream T5X."""
 
 import importlib.util
 import json
@@ -31,7 +31,7 @@ def train(folder, runtime, arguments=ARGUMENTS):
   folder.mkdir(parents=True, exist_ok=True)
   where = f"--gin.MODEL_DIR='{folder}'"
   if runtime == "bundled":
-    # With arguments, it does not restart this process, which is a fork.
+    # With arguments, `main` does not re-execute this process, a fork.
     code = "import sys; from vmsst.launch.main import main; main(sys.argv[1:])"
     commands.script(code, "train", *arguments, where, cwd=folder)
   else:
@@ -71,7 +71,7 @@ def runs(tmp_path_factory):
   return folder
 
 
-def test_one_gin_file_has_the_same_losses_in_both(runs):
+def test_both_runtimes_have_the_same_losses_with_one_gin_file(runs):
   bundled, upstream = losses(runs / "bundled"), losses(runs / "upstream")
   assert sorted(bundled) == sorted(upstream) == list(range(1, STEPS + 1))
   assert bundled[1] == pytest.approx(upstream[1], rel=1e-6)
@@ -81,7 +81,7 @@ def test_one_gin_file_has_the_same_losses_in_both(runs):
 
 
 @pytest.mark.parametrize("name", ["bundled_upstream", "upstream_bundled"])
-def test_each_resumes_where_the_other_stopped(runs, name):
+def test_each_runtime_resumes_the_runs_of_the_other(runs, name):
   whole, rest = losses(runs / "bundled"), losses(runs / name)
   assert sorted(rest) == list(range(STOP + 1, STEPS + 1))
   np.testing.assert_allclose(list(rest.values()), [whole[step] for step in rest], rtol=FEW_ULPS)

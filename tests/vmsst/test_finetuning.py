@@ -94,7 +94,7 @@ def test_a_finished_run_stays_as_it_is(chained, tuned):
     (chained, {"dev": pairs_of(30, 50)}, "dev is "),
     (trimmed, {}, "encoder is "),
   ):
-    with pytest.raises(errors.InputError, match=f"is of another job: {message}"):
+    with pytest.raises(errors.InputError, match=f"belongs to another job: {message}"):
       vmsst.finetune(start, pairs_of(0, 30), output=tuned, **OPTIONS | change)
   assert {path: path.read_bytes() for path in tuned.rglob("*") if path.is_file()} == before
 
@@ -190,7 +190,7 @@ def test_an_encoder_in_memory_is_saved_and_resumes(tmp_path, change, monkeypatch
     with pytest.raises(KeyboardInterrupt):
       vmsst.finetune(encoder, pairs_of(0, 9), output=tmp_path / "out")
   np.testing.assert_allclose(starts, [encoder.encode(["red"])] * 2, atol=1e-5)
-  with pytest.raises(errors.InputError, match="of another job: encoder is"):
+  with pytest.raises(errors.InputError, match="to another job: encoder is"):
     vmsst.finetune(tmp_path / "source", pairs_of(0, 9), output=tmp_path / "out")
 
 

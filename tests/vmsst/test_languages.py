@@ -47,7 +47,7 @@ def test_one_language_under_all_its_codes(codes):
     ("germn", "'german' (German)"),
     ("pt_XX", "'pt' (Portuguese)"),
     ("de-en", "'de' (German)"),
-    ("", "NTREX codes"),
+    ("", "NTREX code"),
   ],
 )
 def test_an_unknown_code_is_named_with_near_ones(code, says):
@@ -89,7 +89,7 @@ def test_random_groups_are_balanced_over_the_languages_named():
   assert groups != languages.random_groups(4, seed=1, codes=trained)
 
 
-def test_own_groups_are_those_of_the_languages_named():
+def test_own_groups_belong_to_the_selected_languages():
   groups = languages.own_groups(["tr", "spa"])
   assert (groups[language("tur").index], groups[language("es").index]) == (0, 1)
   assert Counter(groups) == {0: 1, 1: 1, -1: languages.NUM_LANGUAGES - 2}
@@ -99,7 +99,7 @@ def test_own_groups_are_those_of_the_languages_named():
   ("call", "message"),
   [
     (lambda: languages.random_groups(0), "count is 0"),
-    (lambda: languages.own_groups(["de", "deu"]), "'deu' is named twice: it is German"),
+    (lambda: languages.own_groups(["de", "deu"]), "'deu' is German, as is another code"),
   ],
 )
 def test_groups_that_cannot_be_made_are_named(call, message):

@@ -1,7 +1,7 @@
-"""The `vmsst` command. Each subcommand is a thin layer over a function of the library.
+"""The `vmsst` command. Each subcommand is a job around one function of the library.
 
-`COMMANDS` is the table of subcommands. Each imports what it needs when it runs, so that `--help` is
-instant.
+`COMMANDS` is the table of subcommands. Subcommands import the library when they run, so that
+`--help` is fast.
 """
 
 from vmsst.jobs import command_process
@@ -31,12 +31,13 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 }
 """Subcommands by name, one to three words."""
 
-_PATIENCE = 24 * 60.0  # Minutes; training of a vocabulary, for example, shows no progress.
+# Minutes without progress after which a command ends. Training a vocabulary shows no progress.
+_PATIENCE = 24 * 60.0
 _GROUPS = {
   ("data",): "Prepare bitext for training",
   ("data", "download"): "List and download OPUS releases and evaluation sets",
   ("export",): "Export encoders to other libraries",
-  ("import",): "Import parameters of other models",
+  ("import",): "Import released encoders",
   ("vocab",): "Train vocabularies",
 }
 
@@ -46,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
   parser = argparse.ArgumentParser(
     prog="vmsst",
     description="Train, evaluate and use multilingual sentence encoders.",
-    epilog="Files and folders can be local, or in an object store (gs:// or s3://).",
+    epilog="Paths can be local or in an object store (gs:// or s3://).",
   )
   parser.add_argument("--version", action="version", version=f"vmsst {vmsst.__version__}")
   levels: dict[tuple[str, ...], argparse._SubParsersAction] = {}
@@ -66,12 +67,12 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command line, by default that of the process; returns its exit status."""
+  """Runs a command line (default: the arguments of this process); returns the exit status."""
   with command_process.process("vmsst", owns_process=argv is None) as process:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"
-    from vmsst.io import progress_bar  # slow, and `--help` is instant
+    from vmsst.io import progress_bar  # a slow import that `--help` does not need
 
     if argv is None:
       logging.basicConfig(format="vmsst: note: %(message)s")

@@ -1,4 +1,4 @@
-"""The job of `vmsst align`, whose parts are pairs of documents."""
+"""The job of `vmsst align`. A task aligns one pair of documents."""
 
 import functools
 import os
@@ -27,48 +27,49 @@ def align(
   """Writes the alignments of documents; returns the numbers of documents and of aligned pairs.
 
   Args:
-    source: A text; with `lists`, a text with a path per line; or a folder of texts.
-    target: The same for the other side; the files of folders have the same names.
-    out: A file, or for lists and folders a folder with a file for each pair of documents.
+    source: A text file, a folder of text files, or with `lists` a file with one path per line.
+    target: Translation of the source. In a folder, a document and its translation have the same
+      name.
+    out: Output file; for lists and folders, a folder for one file per pair of documents.
     encoder: The encoder.
-    options: "format" (see `alignment_files.lines`); "split", None or codes of both languages, to
-      split lines into sentences; and options of `document_alignment.align`.
-    marker: Line between the documents of a text.
-    lists: Whether the files list documents.
-    engine: Where to compute.
+    options: "format" (see `alignment_files.lines`); "split", language codes of both texts to split
+      lines into sentences, or None; and options of `document_alignment.align`.
+    marker: Line that separates the documents in a text file.
+    lists: Whether source and target list documents.
+    engine: Where to align (default: in this process).
 
   Raises:
-    InputError: a text cannot be read, or the sides have different documents.
+    InputError: a text cannot be read, or source and target have different documents.
   """
   is_folder = lists or storage.path(source).is_dir()
   names, documents, inputs = [], [], {"encoder": encoder.identity}
-  for title, side in (("source", source), ("target", target)):
-    paths = [side]
+  for title, root in (("source", source), ("target", target)):
+    paths = [root]
     if lists:
-      paths = [*filter(None, text_files.read_lines(side))]
+      paths = [*filter(None, text_files.read_lines(root))]
       names = [f"{n:05d}-{os.path.basename(path)}" for n, path in enumerate(paths, 1)]
     elif is_folder:
-      before, names = names, sorted(x for x in storage.names(side) if not x.startswith("."))
-      if title == "target" and (differences := {*before} ^ {*names}):
+      source_names, names = names, sorted(x for x in storage.names(root) if not x.startswith("."))
+      if title == "target" and (differences := {*source_names} ^ {*names}):
         raise errors.InputError(f"{min(differences)} is in one of {source} and {target} only")
-      paths = [os.path.join(side, name) for name in names]
+      paths = [os.path.join(root, name) for name in names]
     spans = [span for path in paths for span in _documents(path, marker)]
     documents.append(spans)
-    inputs[title] = {"name": side, "digest": manifest.digest([x.digest for x in spans])}
+    inputs[title] = {"name": root, "digest": manifest.digest([x.digest for x in spans])}
   if len(documents[0]) != len(documents[1]):
     raise errors.InputError(
-      f"{source} has {len(documents[0]):,} documents and {target} {len(documents[1]):,}; align one "
-      "document with one"
+      f"{source} has {len(documents[0]):,} documents and {target} has {len(documents[1]):,}; give "
+      "one translation for each document"
     )
   start, end = alignment_files.frame(options["format"], options["languages"])
-  frame = (start, end) if is_folder else ("", "")
-  write = functools.partial(_write, encoder, options, frame)
-  with job.Job(out, inputs=inputs, options=options, is_folder=is_folder) as work:
-    if work.finished:
-      return work.facts["documents"], work.facts["pairs"]
-    copies = [text_files.unpack(x, work.path(storage.UNFINISHED)) for x in documents]
-    parts = [
-      job.Part(
+  frame = (start, end) if is_folder else ("", "")  # A single output file has one frame for all.
+  align_documents = functools.partial(_align_documents, encoder, options, frame)
+  with job.Job(out, inputs=inputs, options=options, is_folder=is_folder) as align_job:
+    if align_job.finished:
+      return align_job.facts["documents"], align_job.facts["pairs"]
+    copies = [text_files.unpack(x, align_job.path(storage.UNFINISHED)) for x in documents]
+    tasks = [
+      job.Task(
         f"{names[number] if is_folder else f'{number:06d}'}.{options['format']}",
         pair,
         key=[[span.digest, span.first] for span in pair],
@@ -77,20 +78,21 @@ def align(
       )
       for number, pair in enumerate(zip(*copies, strict=True))
     ]
-    pairs = sum(facts["pairs"] for facts in work.run("align", write, parts, engine))
+    facts = align_job.run("align", align_documents, tasks, engine)
+    pairs = sum(document["pairs"] for document in facts)
     if is_folder:
-      work.finish(documents=len(parts), pairs=pairs)
-      return len(parts), pairs
-    with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+      align_job.finish(documents=len(tasks), pairs=pairs)
+      return len(tasks), pairs
+    with align_job.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
       stream.write(start)
-      for part in parts:
-        stream.writelines(f"{line}\n" for line in text_files.read_lines(work.path(part.name)))
+      for task in tasks:
+        stream.writelines(f"{line}\n" for line in text_files.read_lines(align_job.path(task.name)))
       stream.write(end)
-  return len(parts), pairs
+  return len(tasks), pairs
 
 
 def _documents(path: str, marker: str | None) -> Iterator[text_files.Span]:
-  """Yields the documents of a text as spans of lines without the marker; a span can be empty."""
+  """Yields the documents of a text file as spans of lines, without the markers between them."""
   lines: list[bytes] = []
   first, start = 1, 0
 
@@ -108,36 +110,36 @@ def _documents(path: str, marker: str | None) -> Iterator[text_files.Span]:
   yield document()
 
 
-def _write(
+def _align_documents(
   encoder: encoding.EncoderSource,
   options: Mapping[str, Any],
   frame: tuple[str, str],
   path: pathlib.Path,
   *documents: text_files.Span,
 ) -> dict[str, Any]:
-  """Aligns a pair of documents and writes the lines; returns the number of aligned pairs."""
-  how = {**encoder.options, **options}
-  form, split = how.pop("format"), how.pop("split")
+  """Aligns a pair of documents and writes a file; returns the number of aligned pairs."""
+  align_options = {**encoder.options, **options}
+  file_format, split = align_options.pop("format"), align_options.pop("split")
   texts = [span.read() for span in documents]
   if split:
     with errors.requires("align", "--split"):
       import sentencex
-    # The package knows two-letter codes.
+    # The package sentencex requires two-letter codes, where a language has one.
     codes = (languages.language(code).iso639_1 or code for code in split)
     texts = [
       [sentence.strip() for line in lines for sentence in sentencex.segment(code, line)]
       for lines, code in zip(texts, codes, strict=True)
     ]
   source, target = texts
-  alignments = document_alignment.align(source, target, encoder.open(), **how)
+  alignments = document_alignment.align(source, target, encoder.open(), **align_options)
   pairs = sum(1 for x in alignments if x.source and x.target)
-  if form == "vecalign":  # Numbers count the lines of the file.
+  if file_format == "vecalign":  # Line numbers are relative to the file, not to the document.
     i, j = (span.first - 1 for span in documents)
     alignments = [
       x._replace(source=[n + i for n in x.source], target=[n + j for n in x.target])
       for x in alignments
     ]
-  lines = alignment_files.lines(source, target, alignments, form, options["languages"])
+  lines = alignment_files.lines(source, target, alignments, file_format, options["languages"])
   with path.open("w", encoding="utf-8", newline="\n") as stream:
     stream.write(frame[0])
     stream.writelines(f"{line}\n" for line in lines)

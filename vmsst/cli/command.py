@@ -1,8 +1,9 @@
-"""Subcommands are functions: their signatures and docstrings state every argument, once.
+"""Turns functions into subcommands. Signatures and docstrings are the only description of options.
 
-A parameter without `*` before it is a positional argument, a keyword-only one an option; its
-annotation says how it is parsed, and the docstring what `--help` shows. A parameter whose type is a
-dataclass stands for its fields, the options that several commands share.
+A keyword-only parameter becomes an option, any other parameter a positional argument. The
+annotation controls how the value is parsed, and the docstring provides the text of `--help`. A
+parameter with a dataclass as type becomes a group of options, one for each field. Several commands
+share these dataclasses.
 """
 
 import argparse
@@ -36,11 +37,11 @@ class Argument:
   """How an argument is parsed, in an `Annotated` type.
 
   Attributes:
-    metavar: What stands for the value in `--help`.
-    parse: Returns the value of a text; raises ValueError or ArgumentTypeError.
-    role: None, unless the value is a path: "file" or "folder" to write; to read, "text" (a text
-      file) or "data" (a folder), which must exist, or "input", which the command itself checks.
-    help: The description where a docstring has none.
+    metavar: Placeholder for the value in `--help`.
+    parse: Converts the text to a value; raises ValueError or ArgumentTypeError.
+    role: For paths only. Outputs: "file" or "folder". Inputs: "text" (a text file) or "data" (a
+      folder) that must exist, or "input" if the function itself checks the path.
+    help: Description for functions that do not describe the parameter in their docstring.
   """
 
   metavar: str
@@ -50,22 +51,22 @@ class Argument:
 
 
 def _number(kind: str, parse: Callable[[str], Any], is_valid: Callable[[Any], bool], text: str):
-  """Parses an argument that is a number of this kind; raises ArgumentTypeError, which names it."""
+  """Parses and checks a value; raises ArgumentTypeError, "... is not an integer", if it is bad."""
   with contextlib.suppress(ValueError):
     if is_valid(value := parse(text)):
       return value
   raise argparse.ArgumentTypeError(f"{text!r} is not {kind}")
 
 
-_PLAIN = {
+_DEFAULTS = {
   str: Argument("TEXT"),
   int: Argument("N", functools.partial(_number, "an integer", int, lambda value: True)),
   float: Argument("X", functools.partial(_number, "a finite number", float, math.isfinite)),
 }
 
 _ENCODER = (
-  "A run's MODEL_DIR, one of its checkpoint_<step>, an import or export, a folder of "
-  "sentence-transformers, or a name on the Hugging Face Hub"
+  "A training run's MODEL_DIR, one of its checkpoint_<step> folders, an imported or exported "
+  "encoder, a sentence-transformers folder, or a name on the Hugging Face Hub"
 )
 _TEXT = "Text file, one sentence per line, UTF-8, plain or gzipped; - is standard input"
 
@@ -73,12 +74,12 @@ _POSITIVE = functools.partial(_number, "an integer above 0", int, lambda value: 
 Positive = Annotated[int, Argument("N", _POSITIVE)]
 """An integer above 0."""
 Language = Annotated[str, Argument("CODE")]
-"""The code of a language."""
+"""A language code."""
 Field = Annotated[str, Argument("NUMBER|KEY")]
 """A column of TSV files, or a key of JSON Lines."""
 _ROLE = functools.partial(_number, "query or document", str, {"query", "document"}.__contains__)
 Role = Annotated[str, Argument("query|document", _ROLE)]
-"""What a text is in a search."""
+"""The role of a text in a search."""
 InputFile = Annotated[str, Argument("FILE", role="input")]
 """A file to read."""
 InputFolder = Annotated[str, Argument("FOLDER", role="data")]
@@ -86,13 +87,13 @@ InputFolder = Annotated[str, Argument("FOLDER", role="data")]
 Vectors = Annotated[str, Argument("VECTORS", role="input")]
 """Vectors of `vmsst embed`, or a .npy file."""
 OutputFile = Annotated[str, Argument("FILE", role="file")]
-"""The file to write."""
+"""A file to write."""
 OutputFolder = Annotated[str, Argument("FOLDER", role="folder")]
-"""The folder to write to."""
+"""A folder to write to."""
 Encoder = Annotated[str, Argument("ENCODER", role="input", help=_ENCODER)]
 """An encoder to open."""
 Text = Annotated[str, Argument("FILE", role="text", help=_TEXT)]
-"""A text to read."""
+"""A text file to read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,11 +101,12 @@ class Command:
   """A subcommand.
 
   Attributes:
-    function: Runs the command; raises InputError for errors a user can fix.
-    resumable: Whether an interrupted command resumes when it is rerun.
-    atomic: Whether the function locks its output.
-    types: How arguments are parsed that have other types in Python, by name.
-    message: Printed at the end, with the arguments in braces.
+    function: Function of the subcommand; raises InputError for errors that a user can fix.
+    resumable: Whether a rerun resumes an interrupted command.
+    atomic: Whether the function itself locks its output.
+    types: Annotations that replace the annotations of the function, by parameter name.
+    message: Message to print at the end. Names of parameters in braces are replaced by their
+      values.
   """
 
   function: Callable[..., object]
@@ -115,7 +117,7 @@ class Command:
 
   @property
   def parameters(self) -> list[inspect.Parameter]:
-    """The parameters of the function, annotated with how they are parsed."""
+    """The parameters of the function, with the annotations of `types`."""
     parameters = inspect.signature(self.function).parameters.items()
     return [x.replace(annotation=self.types.get(name, x.annotation)) for name, x in parameters]
 
@@ -129,16 +131,16 @@ class Command:
         options += [(group, shared, field) for field in fields]
       else:
         options.append((parser, self.function, parameter))
-    for into, documented, parameter in options:
+    for group, documented, parameter in options:
       settings = _settings(parameter, _descriptions(documented).get(parameter.name))
       if parameter.kind is parameter.KEYWORD_ONLY:
         required = parameter.default is parameter.empty
-        into.add_argument(f"--{parameter.name.replace('_', '-')}", required=required, **settings)
+        group.add_argument(f"--{parameter.name.replace('_', '-')}", required=required, **settings)
       else:
-        into.add_argument(parameter.name, **{**settings, "metavar": parameter.name.upper()})
+        group.add_argument(parameter.name, **{**settings, "metavar": parameter.name.upper()})
 
   def values(self, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns what parsed arguments pass to the function."""
+    """Returns the arguments of the function, from parsed arguments of the command line."""
     arguments = {}
     for parameter in self.parameters:
       if dataclasses.is_dataclass(parameter.annotation):
@@ -150,7 +152,7 @@ class Command:
     return arguments
 
   def __call__(self, args: argparse.Namespace) -> None:
-    """Checks the paths, locks the output and runs the command."""
+    """Checks the paths, locks the output and calls the function."""
     values = self.values(args)
     paths: dict[str, list[str]] = {x: [] for x in ("input", "text", "data", "file", "folder")}
     for parameter in self.parameters:
@@ -178,30 +180,30 @@ def summary(documented: Any) -> str:
 
 
 def _descriptions(documented: Any) -> dict[str, str]:
-  """Returns the descriptions of arguments in a docstring; a class has those of its bases."""
+  """Returns the descriptions of parameters in a docstring. A class inherits descriptions."""
   descriptions: dict[str, str] = {}
   for base in reversed(getattr(documented, "__mro__", [documented])):
     text = inspect.getdoc(base) or ""
     section = re.search(r"^(?:Args|Attributes):\n((?:  .*\n|\n)+)", f"{text}\n", re.MULTILINE)
-    parts = re.split(r"^  (\w+): ", section[1] if section else "", flags=re.MULTILINE)[1:]
-    items = zip(parts[::2], parts[1::2], strict=True)
+    fields = re.split(r"^  (\w+): ", section[1] if section else "", flags=re.MULTILINE)[1:]
+    items = zip(fields[::2], fields[1::2], strict=True)
     descriptions |= {name: " ".join(description.split()).rstrip(".") for name, description in items}
   return descriptions
 
 
 def _parser_type(hint: Any) -> tuple[Any, Argument]:
-  """Returns a type without `None`, and how it is parsed: it, or the items of a list or tuple."""
+  """Returns a type without `None`, and the `Argument` of the type or of its items."""
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
     (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
   is_several = typing.get_origin(hint) in (list, tuple, Sequence)
   item = typing.get_args(hint)[0] if is_several else hint
   if typing.get_origin(item) is Annotated:
     return hint, item.__metadata__[0]
-  return hint, _PLAIN.get(item, _PLAIN[str])
+  return hint, _DEFAULTS.get(item, _DEFAULTS[str])
 
 
 def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str, Any]:
-  """Returns the settings of `add_argument` for a parameter."""
+  """Returns the keyword arguments of `add_argument` for a parameter."""
   hint, argument = _parser_type(parameter.annotation)
   default = None if parameter.default is parameter.empty else parameter.default
   text = description or argument.help
@@ -212,7 +214,8 @@ def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str
     return {**settings, "action": "store_true"}
   if typing.get_origin(hint) is Literal:
     return {**settings, "choices": typing.get_args(hint)}
-  parse = os.path.expanduser if argument.role else argument.parse  # no shell does in --out=~/x
+  # A shell does not expand the tilde in --out=~/x.
+  parse = os.path.expanduser if argument.role else argument.parse
   settings |= {"type": parse, "metavar": argument.metavar}
   optional = parameter.kind is not parameter.KEYWORD_ONLY and parameter.default is None
   if typing.get_origin(hint) in (list, Sequence):
@@ -225,19 +228,19 @@ def _settings(parameter: inspect.Parameter, description: str | None) -> dict[str
 
 
 # --------------------------------------------------------------------------------------------
-# Options that several commands share, and their standard input and output
+# Options that several commands share; standard input and output
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workers:
-  """Parallel work, with the same results.
+  """Parallel workers; the results do not depend on them.
 
   Attributes:
-    engine: Processes on this machine, or a Ray cluster, whose workers must see the same files
-      (default: local).
-    workers: Processes on this machine (default: one per core), or Ray tasks at a time (default: as
+    engine: local for processes on this machine, or ray for a Ray cluster. The nodes of a cluster
+      must see the same files as this machine (default: local).
+    workers: Number of processes (default: one per core), or of Ray tasks at a time (default: as
       many as the cluster has room for).
-    ray_address: Ray cluster: HOST:PORT or ray://HOST:PORT (default: $RAY_ADDRESS, a cluster on this
+    ray_address: Ray cluster, HOST:PORT or ray://HOST:PORT (default: $RAY_ADDRESS, a cluster on this
       machine, or a new one on this machine).
   """
 
@@ -249,7 +252,7 @@ class Workers:
   has_model: ClassVar[bool] = False
 
   def create(self) -> "Engine":
-    """Returns the engine that the options name.
+    """Returns the engine that the options describe.
 
     Raises:
       InputError: an option does not apply to the engine.
@@ -263,7 +266,7 @@ class Workers:
       engine: Engine = engines.Ray(self.ray_address, self.workers, gpus)
     else:
       engine = engines.Local(self.workers or self.default_workers, gpus)
-    if self.has_model and not engine.in_process:  # This process needs no accelerator.
+    if self.has_model and not engine.in_process:  # Leave the accelerators to the workers.
       import jax
 
       jax.config.update("jax_platforms", "cpu")
@@ -272,13 +275,13 @@ class Workers:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GpuWorkers(Workers):
-  """Parallel work, with the same results.
+  """Parallel workers; the results do not depend on them.
 
   Attributes:
-    workers: Processes on this machine (default: 1), or Ray tasks at a time (default: as many as
-      the cluster has room for).
-    gpus_per_worker: GPUs of each worker (default: local workers share all devices, Ray workers have
-      none).
+    workers: Number of processes (default: 1), or of Ray tasks at a time (default: as many as the
+      cluster has room for).
+    gpus_per_worker: Number of GPUs per worker (default: processes share all GPUs, Ray tasks get no
+      GPU).
   """
 
   gpus_per_worker: Positive | None = None  # type: ignore[misc]
@@ -291,12 +294,13 @@ class Backend:
   """Encoding.
 
   Attributes:
-    backend: jax, or onnx, which is faster on CPUs and computes in float32 (default: jax on
+    backend: jax or onnx. ONNX Runtime is faster on CPUs, and computes in float32 (default: jax on
       accelerators, onnx on CPUs if ONNX Runtime is installed).
-    prompt_name: Prompt of the encoder before every text, such as query or passage (default: that
-      of documents in embed, that of queries in search, else the encoder's default).
-    prompt: Text before every text.
-    compute_dtype: Compute dtype (default: as in training).
+    prompt_name: Name of one of the encoder's prompts, such as query or passage, to put before every
+      text (default: the document prompt in embed, the query prompt in search, otherwise the
+      encoder's default prompt).
+    prompt: Prompt to put before every text.
+    compute_dtype: Data type of the activations (default: as in training).
   """
 
   backend: Literal["auto", "jax", "onnx"] = "auto"
@@ -306,36 +310,36 @@ class Backend:
   batch_size: ClassVar[int | None] = None
 
   def open(
-    self, path: str, *, role: Literal["query", "document"] | None = None, **how: Any
+    self, path: str, *, role: Literal["query", "document"] | None = None, **options: Any
   ) -> "EncoderSource":
-    """Opens an encoder, in this process and others.
+    """Opens an encoder. Other processes can open it too, through the returned object.
 
     Args:
-      path: Path of the encoder.
-      role: What its texts are, whose prompt is used if no other is given.
-      **how: Further options of `loading.open_encoder`.
+      path: Path or name of the encoder.
+      role: Role of the texts. It selects the prompt if no prompt option is given.
+      **options: Further options of `loading.open_encoder`.
     """
     from vmsst.encoder import encoding, loading
     from vmsst.formats import tokenizers
 
     if self.prompt is not None and self.prompt_name is not None:
       raise errors.InputError("--prompt and --prompt-name are both given; omit one")
-    how |= {"backend": self.backend, "dtype": self.compute_dtype}
+    options |= {"backend": self.backend, "dtype": self.compute_dtype}
     prompt = self.prompt
-    name, encoder = loading.open_encoder(path, **how)
+    name, encoder = loading.open_encoder(path, **options)
     prompts = getattr(encoder, "prompts", {})
     if self.prompt_name is not None:
       if self.prompt_name not in prompts:
-        known = ", ".join(prompts) or "none"
-        raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {known}")
+        choices = ", ".join(prompts) or "none"
+        raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {choices}")
       prompt = prompts[self.prompt_name]
     elif prompt is None and role:
       prompt = tokenizers.role_prompt(prompts, role)
     if prompt:
       print(f"vmsst: note: the prompt before every text is {prompt!r}", file=sys.stderr)
-    load = functools.partial(loading.open_encoder, name, **how, prompt=prompt)
-    options = {"batch_size": self.batch_size} if self.batch_size else {}
-    return encoding.EncoderSource(loading.with_prompt(encoder, prompt), name, load, **options)
+    load = functools.partial(loading.open_encoder, name, **options, prompt=prompt)
+    batches = {"batch_size": self.batch_size} if self.batch_size else {}
+    return encoding.EncoderSource(loading.with_prompt(encoder, prompt), name, load, **batches)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -351,28 +355,31 @@ class Batches(Backend):
 
 @contextlib.contextmanager
 def local_file(path: str) -> Iterator[str]:
-  """Yields the path, or, for "-", the path of a temporary copy of standard input."""
+  """Yields the path; for "-", the path of a temporary copy of standard input."""
   if path != "-":
     yield path
     return
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
-    kept = pathlib.Path(folder, "standard input")
-    with kept.open("wb") as stream:
+    copy = pathlib.Path(folder, "standard input")
+    with copy.open("wb") as stream:
       shutil.copyfileobj(sys.stdin.buffer, stream)
-    with storage.rename_in_errors(str(kept), kept.name):
-      yield str(kept)
+    with storage.rename_in_errors(str(copy), copy.name):
+      yield str(copy)
 
 
 @contextlib.contextmanager
 def file_to_write(output: str) -> Iterator[str]:
-  """Yields the path of a file; its content goes to the output at the end if that is a stream."""
+  """Yields the path of a file to write.
+
+  If the output is a stream, the file is temporary, and is copied to the stream at the end.
+  """
   if not outputs.is_stream(output):
     yield output
     return
   with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
     path = os.path.join(folder, "output")
     yield path
-    is_standard, printed = output == outputs.STANDARD, contextlib.nullcontext(sys.stdout.buffer)
-    with open(path, "rb") as content, printed if is_standard else open(output, "wb") as stream:
+    is_standard, stdout = output == outputs.STANDARD, contextlib.nullcontext(sys.stdout.buffer)
+    with open(path, "rb") as content, stdout if is_standard else open(output, "wb") as stream:
       shutil.copyfileobj(content, stream)
       stream.flush()

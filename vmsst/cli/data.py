@@ -1,4 +1,4 @@
-"""`vmsst vocab` and `vmsst data`: download and prepare data for training and evaluation."""
+"""`vmsst vocab` and `vmsst data`: download and prepare data."""
 
 import functools
 import itertools
@@ -29,9 +29,9 @@ from vmsst.cli.command import (
 Name = Annotated[str, Argument("NAME")]
 """A name."""
 Pattern = Annotated[str, Argument("PATTERN", role="input")]
-"""A file to read, or a pattern of several."""
+"""A file to read, or a shell pattern for several files."""
 Source = Annotated[str, Argument("FOLDER", role="input")]
-"""A folder to read, which a finished dataset does not need any more."""
+"""A folder to read. It need not exist any more if the dataset is finished."""
 
 
 def train_vocabulary(
@@ -50,16 +50,16 @@ def train_vocabulary(
   """Train a SentencePiece vocabulary on bitext or text files.
 
   Args:
-    input: Bitext files (as in training) or plain .txt files; quote patterns.
+    input: Bitext files (as in training) or .txt files. Quote patterns.
     output: Model file to write.
     size: Number of pieces.
     model_type: SentencePiece algorithm.
-    character_coverage: Share of characters that get their own pieces.
-    byte_fallback: Encode rare characters as bytes.
-    lowercase: Lower-case the text first.
+    character_coverage: Share of the text's characters that the vocabulary covers.
+    byte_fallback: Encode uncovered characters as bytes.
+    lowercase: Lowercase the text first.
     pretokenize: Split the text into words by the rules of its language, before --lowercase.
-    max_sentences: Use at most N sentences, sampled at random (default: all).
-    languages: Languages of the two sides (default: from file names).
+    max_sentences: Maximum number of sentences, sampled at random (default: all).
+    languages: Languages of the bitext (default: from the file names).
   """
   options = {name: x for name, x in locals().items() if name not in ("input", "output")}
   from vmsst.data import vocabularies
@@ -84,14 +84,14 @@ def embed_bitext(
   batch_size: int = 128,
   refresh: bool = False,
 ) -> None:
-  """Embed bitext files with a teacher, to distill it into a student.
+  """Embed bitext files with a teacher, for distillation into a student.
 
   Args:
-    output: Output folder; finished files are skipped.
-    patterns: Bitext files, as in training; quote patterns.
-    languages: Languages of the two sides (default: from file names).
+    output: Output folder. Finished files are skipped.
+    patterns: Bitext files, as in training. Quote patterns.
+    languages: Languages of the bitext (default: from the file names).
     batch_size: Sentences per batch.
-    refresh: Replace files of another encoder; files that are up to date stay.
+    refresh: Replace vectors that another encoder or an older version of it wrote.
   """
   from vmsst.data import readers, tables
   from vmsst.encoder import encoding, loading
@@ -102,29 +102,29 @@ def embed_bitext(
   for name in names:
     if names.count(name) > 1:
       raise errors.InputError(
-        f"{os.path.join(output, name)} is of two inputs; use another folder for one of them"
+        f"two inputs would write {os.path.join(output, name)}; use another folder for one of them"
       )
-  path, opened = loading.open_encoder(encoder)
-  inputs = {"encoder": encoding.identity(opened, path)}
-  with job.Job(output, inputs=inputs, replace=refresh) as work:
+  path, teacher = loading.open_encoder(encoder)
+  inputs = {"encoder": encoding.identity(teacher, path)}
+  with job.Job(output, inputs=inputs, replace=refresh) as embed_job:
     for name, file in zip(names, files, strict=True):
       digest = readers.digest(file)
-      facts = work.done(name, digest)
+      facts = embed_job.done(name, digest)
       if facts is None:
-        with work.part(name, digest) as (part, facts):
+        with embed_job.part(name, digest) as (vectors_path, facts):
           facts["bitext"] = digest
           facts |= encoding.write_pair_vectors(
-            opened,
+            teacher,
             readers.read_pairs(file),
-            part,
+            vectors_path,
             count=sum(1 for _ in readers.read_pairs(file)),
             languages=[*map(readers.language_code, (file.source, file.target))],
             title=str(file),
             batch_size=batch_size,
           )
-      lines, dimension = facts["lines"], facts["dimension"]
-      print(f"{work.path(name)}: {lines:,} pairs of vectors of dimension {dimension}")
-    work.finish()
+      pairs, width = facts["lines"], facts["dimension"]
+      print(f"{embed_job.path(name)}: vectors of {pairs:,} pairs, width {width}")
+    embed_job.finish()
 
 
 def mine_negatives(
@@ -147,21 +147,22 @@ def mine_negatives(
 
   Args:
     pairs: File of queries and their positives, as for `vmsst finetune`.
-    output: Output file for `vmsst finetune`: JSON Lines, one pair with its negatives per line; if
-      its name ends in .tsv, a column for each text, without scores, also for `t5x train`.
+    output: Output file for `vmsst finetune`, in JSON Lines with one pair and its negatives per
+      line. If its name ends in .tsv, the file has one column per text and no scores; `t5x train`
+      reads it too.
     corpus: Documents to search, one per line (default: the positives of all pairs).
-    field: Column or key of the documents in the corpus (default: for .tsv 1, or 2 after a column of
-      numbers, text for .jsonl, else the whole line).
-    teacher: Encoder to score the texts by cosine, for `vmsst finetune --objective kl_divergence`
-      and for the margin (default: the margin compares the cosines of ENCODER).
-    count: Hard negatives per pair; fewer if too few documents qualify.
-    range_min: Number of nearest documents to skip, apart from the positives.
-    range_max: Number of nearest documents to consider, apart from the positives (default: RANGE_MIN
-      + COUNT, or with a margin RANGE_MIN + 10 * COUNT).
-    relative_margin: Exclude documents that score above (1 - X) times the score of the positive,
-      which are often unlabeled positives; 0.05 is a common value (default: no limit).
-    roles: What the two texts of a pair are, query or document, to choose the prompts (default:
-      query and document with a corpus, else by the names of the columns, or else the prompt of
+    field: Column or key of the documents in the corpus (default: column 1 of .tsv files, or 2 if
+      column 1 contains numbers; the key text of .jsonl files; otherwise the whole line).
+    teacher: Encoder that scores the texts by cosine, for the margin and for `vmsst finetune
+      --objective kl_divergence` (default: ENCODER scores them for the margin).
+    count: Maximum number of hard negatives per pair.
+    range_min: Number of nearest documents to skip, not counting positives.
+    range_max: Number of nearest documents to consider, not counting positives (default: RANGE_MIN +
+      COUNT, or with a margin RANGE_MIN + 10 * COUNT).
+    relative_margin: Exclude documents with a score above (1 - X) times the score of the positive.
+      Such documents are often unlabeled positives. 0.05 is a common value (default: no limit).
+    roles: Roles of the two texts of a pair, query or document, to choose the prompts (default:
+      query and document with a corpus; otherwise by the column names; otherwise the prompt of
       `encode`).
     languages: Languages of the two texts, for encoders that require them.
     batch_size: Texts per batch.
@@ -181,13 +182,13 @@ def mine_negatives(
     text_files.check_not_empty(corpus)
     roles = roles or ("query", "document")
   with errors.requires("train", "reading pairs"):
-    (opened,) = finetuning.open_sets(
+    (pair_set,) = finetuning.open_sets(
       pairs, None, roles=roles, languages=languages or ("und", "und")
     )
   name, model = loading.open_encoder(encoder)
   inputs: dict[str, Any] = {
     "encoder": encoding.identity(model, name),
-    "pairs": {"name": pairs, "digest": opened.digest},
+    "pairs": {"name": pairs, "digest": pair_set.digest},
   }
   documents, teacher_model = None, None
   if corpus:
@@ -196,23 +197,23 @@ def mine_negatives(
   if teacher:
     name, teacher_model = loading.open_encoder(teacher)
     inputs["teacher"] = encoding.identity(teacher_model, name)
-  options |= {"roles": opened.roles, "languages": languages or (None, None)}
+  options |= {"roles": pair_set.roles, "languages": languages or (None, None)}
   settings = {**options, "field": field}
   with (
-    file_to_write(output) as place,
-    job.Job(place, inputs=inputs, options=settings, is_folder=False) as work,
+    file_to_write(output) as output_path,
+    job.Job(output_path, inputs=inputs, options=settings, is_folder=False) as mine_job,
   ):
     numbers = itertools.count()
 
-    def encode(model: Any, texts: list[str], **how: Any) -> Any:
-      part, key = f"vectors-{next(numbers):06d}.npy", manifest.digest(texts)
-      compute = functools.partial(encoding.encode, model, texts, **how)
-      return vector_jobs.stored_array(work, part, key, compute)
+    def encode(model: Any, texts: list[str], **encode_options: Any) -> Any:
+      name, key = f"vectors-{next(numbers):06d}.npy", manifest.digest(texts)
+      compute = functools.partial(encoding.encode, model, texts, **encode_options)
+      return vector_jobs.cached_array(mine_job, name, key, compute)
 
-    how = {"teacher": teacher_model, "batch_size": batch_size, "encode": encode, **options}
-    examples = mining.hard_negatives(model, opened.table.pairs(), documents, **how)
+    options |= {"teacher": teacher_model, "batch_size": batch_size, "encode": encode}
+    examples = mining.hard_negatives(model, pair_set.table.pairs(), documents, **options)
     total = 0
-    with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+    with mine_job.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
       for example in examples:
         query, (positive,), negatives, *_ = example.values()
         line = json.dumps(example, ensure_ascii=False)
@@ -222,7 +223,7 @@ def mine_negatives(
         stream.write(f"{line}\n")
         total += len(negatives)
   if output != outputs.STANDARD:
-    print(f"{output}: {total:,} hard negatives of {len(opened.table):,} pairs")
+    print(f"{output}: {total:,} hard negatives of {len(pair_set.table):,} pairs")
 
 
 def build(
@@ -232,23 +233,23 @@ def build(
   held_out: Source,
   output: OutputFolder,
   work: Annotated[str, Argument("FOLDER")] | None = None,
-  engine: Workers,
+  workers: Workers,
 ) -> None:
   """Build a training dataset from OPUS releases, without duplicates and evaluation sentences.
 
   Args:
-    recipe: Recipe: vmsst, ems, soft_contrastive, or your own YAML file.
+    recipe: vmsst, ems, soft_contrastive or the path of a YAML file.
     input: Folder of OPUS releases.
-    held_out: Folder of evaluation sets, whose sentences are excluded.
+    held_out: Folder of evaluation sets. Their sentences are excluded.
     output: TFDS data folder for the dataset opus_bitext/NAME.
-    work: Local folder to build the dataset in before it is copied to --output; required if
-      --output is not local (default: --output).
+    work: Local folder for unfinished files. Required if --output is in an object store (default:
+      --output).
   """
   with errors.requires("opus", "building a dataset"):
     from vmsst.opus import builder
 
-  folder = builder.build(recipe, input, held_out, output, work=work, engine=engine.create())
-  print(f"{folder}: described in {builder.DATA_CARD}")
+  folder = builder.build(recipe, input, held_out, output, work=work, engine=workers.create())
+  print(f"{folder}: see {builder.DATA_CARD} for a description")
 
 
 def clean(
@@ -263,24 +264,25 @@ def clean(
   encoder: Encoder | None = None,
   min_cosine: float | None = None,
   min_margin: float | None = None,
-  computing: Batches,
-  engine: GpuWorkers,
+  encoding: Batches,
+  workers: GpuWorkers,
 ) -> None:
   """Clean bitext files: drop bad pairs, duplicates and evaluation sentences.
 
   Args:
-    files: Bitext files, as in training; quote patterns.
-    out: Output folder, with one TSV file per language pair, such as deu-eng.tsv.
-    languages: Languages of the two sides (default: from file names), or und und for any languages.
-    held_out: Text files, one sentence per line or column, and data folders of `vmsst eval`. Their
-      sentences are removed.
-    max_characters: Drop pairs with a longer text.
-    max_ratio: Drop pairs if a text is longer than this times the other, plus 20 characters.
-    min_script_share: Minimum share of the letters of a text in a script of its language.
-    encoder: Encoder for the minimum scores.
+    files: Bitext files, as in training. Quote patterns.
+    out: Output folder for one TSV file per language pair, such as deu-eng.tsv.
+    languages: Languages of the bitext, or und und for any languages (default: from the file names).
+    held_out: Text files with one sentence per line or column, and data folders of `vmsst eval`.
+      Their sentences are removed.
+    max_characters: Maximum length of a text.
+    max_ratio: Maximum ratio of the lengths of the two texts. The longer text may have 20 characters
+      more.
+    min_script_share: Minimum share of a text's letters that are in a script of its language.
+    encoder: Encoder for --min-cosine and --min-margin.
     min_cosine: Minimum cosine of a pair.
-    min_margin: Minimum margin of a pair (ratio, 4 neighbors) among the pairs that the other steps
-      keep, such as 1.02.
+    min_margin: Minimum margin of a pair, such as 1.02 (ratio with 4 neighbors, among the pairs that
+      pass all other filters).
   """
   from vmsst.cli import vector_jobs
   from vmsst.data import readers
@@ -291,9 +293,9 @@ def clean(
 
   if bool(encoder) == (min_cosine is None and min_margin is None):
     raise errors.InputError("give --encoder together with --min-cosine, --min-margin or both")
-  chosen = engine.create()
-  found = readers.by_pair(readers.find_bitext(files, languages))
-  groups = {"-".join(map(readers.language_code, pair)): found[pair] for pair in found}
+  engine = workers.create()
+  files_by_pair = readers.by_pair(readers.find_bitext(files, languages))
+  groups = {"-".join(map(readers.language_code, x)): group for x, group in files_by_pair.items()}
   digests = [(pair, [*map(readers.digest, bitexts)]) for pair, bitexts in groups.items()]
   sentences = file_cleaning.held_out_sentences(held_out)
   inputs = {
@@ -302,37 +304,39 @@ def clean(
   }
   options = {"min_cosine": min_cosine, "min_margin": min_margin}
   if encoder:
-    source = computing.open(encoder)
+    source = encoding.open(encoder)
     inputs["encoder"] = source.identity
-    embed = functools.partial(vector_jobs.embed, source, engine=chosen)
+    embed = functools.partial(vector_jobs.embed, source, engine=engine)
 
   def drop_low_scores(path: pathlib.Path, cleaned: str, pair: str) -> dict[str, int]:
     path.touch()
     if not storage.size(cleaned):
       return {}
-    with job.Job(f"{cleaned}.scores", inputs=inputs) as scoring:
-      folders = [scoring.path(column) for column in "12"]
+    with job.Job(f"{cleaned}.scores", inputs=inputs) as score_job:
+      folders = [score_job.path(column) for column in "12"]
       for column, folder, language in zip("12", folders, pair.split("-"), strict=True):
         embed([cleaned], folder, field=column, language=language)
       vectors = [*map(vector_store.open_vectors, folders)]
-      search = vector_jobs.resumable_search(scoring, chosen)
+      search = vector_jobs.resumable_search(score_job, engine)
       return file_cleaning.drop_low_scores(path, cleaned, vectors, search=search, **options)
 
   rules = cleaning.Cleaning(max_characters, max_ratio, min_script_share)
-  with job.Job(out, inputs=inputs, options={**options, "rules": rules}) as work:
-    if not work.finished:
-      names = [f"{storage.UNFINISHED}/{pair}.tsv" if encoder else f"{pair}.tsv" for pair in groups]
-      parts = [job.Part(x, (y,)) for x, y in zip(names, groups.values(), strict=True)]
-      clean_part = functools.partial(file_cleaning.clean, sentences, rules=rules)
-      counts = work.run("clean", clean_part, parts, chosen)
+  with job.Job(out, inputs=inputs, options={**options, "rules": rules}) as clean_job:
+    if not clean_job.finished:
+      # With an encoder, the files of the first step are intermediate.
+      folder = f"{storage.UNFINISHED}/" if encoder else ""
+      tasks = [job.Task(f"{folder}{pair}.tsv", (group,)) for pair, group in groups.items()]
+      clean_group = functools.partial(file_cleaning.clean, sentences, rules=rules)
+      counts = clean_job.run("clean", clean_group, tasks, engine)
       if encoder:
-        paths = map(work.path, names)
-        parts = [job.Part(f"{y}.tsv", (x, y)) for x, y in zip(paths, groups, strict=True)]
-        dropped = work.run("score", drop_low_scores, parts)
+        cleaned = clean_job.path(folder)
+        tasks = [job.Task(f"{pair}.tsv", (f"{cleaned}{pair}.tsv", pair)) for pair in groups]
+        dropped = clean_job.run("score", drop_low_scores, tasks)
         counts = [first | second for first, second in zip(counts, dropped, strict=True)]
-      work.finish(counts=dict(zip(groups, counts, strict=True)))
-    for pair, count in work.facts["counts"].items():
-      print(f"{work.path(pair)}.tsv: {', '.join(f'{n:,} {name}' for name, n in count.items())}")
+      clean_job.finish(counts=dict(zip(groups, counts, strict=True)))
+    for pair, count in clean_job.facts["counts"].items():
+      numbers = ", ".join(f"{number:,} {name}" for name, number in count.items())
+      print(f"{clean_job.path(pair)}.tsv: {numbers}")
 
 
 def download_opus(
@@ -347,9 +351,9 @@ def download_opus(
 
   Args:
     corpus: Corpora, such as Europarl or Europarl=v8.
-    recipe: Corpora and language pairs of a recipe (a name or a YAML file).
+    recipe: Recipe that lists corpora and language pairs (a name or a YAML file).
     languages: Language pairs (default: all).
-    output: Output folder for CORPUS/VERSION/moses/de-en.txt.zip.
+    output: Output folder for files such as CORPUS/VERSION/moses/de-en.txt.zip.
     list: List the files with sizes and licenses, and exit.
   """
   from vmsst import languages as languages_lib
@@ -360,25 +364,25 @@ def download_opus(
     raise errors.InputError("give either --corpus or --recipe")
   if recipe:
     loaded = recipes.load(recipe)
-    corpora = [(part.name, part.version) for part in loaded.corpora]
+    corpora = [(entry.name, entry.version) for entry in loaded.corpora]
 
-    def of_recipe(source: str, target: str) -> bool:
+    def in_recipe(source: str, target: str) -> bool:
       first, second = map(languages_lib.opus_language, (source, target))
       return first is not None and second is not None and loaded.wants_pair(first, second)
 
   else:
-    named = (name.partition("=") for name in corpus or [])
-    corpora, of_recipe = [(name, version or None) for name, _, version in named], opus.every_pair
-  asked = opus.pairs_among(languages) if languages else opus.every_pair
+    items = (item.partition("=") for item in corpus or [])
+    corpora, in_recipe = [(name, version or None) for name, _, version in items], opus.every_pair
+  in_languages = opus.pairs_among(languages) if languages else opus.every_pair
   errors.check(bool(list or output), "--output", output, "the output folder")
   fetcher = fetch.Fetcher()
-  chosen = opus.releases(fetcher, corpora, lambda *pair: asked(*pair) and of_recipe(*pair))
-  if not chosen:
+  releases = opus.releases(fetcher, corpora, lambda *pair: in_languages(*pair) and in_recipe(*pair))
+  if not releases:
     raise errors.InputError("OPUS has none of these language pairs in these corpora")
-  for line in opus.describe(chosen):
+  for line in opus.describe(releases):
     print(line)
   if output is not None and not list:
-    opus.download(fetcher, chosen, storage.path(output), lambda release, _: print(release.path))
+    opus.download(fetcher, releases, storage.path(output), lambda release, _: print(release.path))
 
 
 def download_evaluation(
@@ -390,15 +394,15 @@ def download_evaluation(
   """Download evaluation sets.
 
   Args:
-    sets: Names of evaluation sets (see --list), or all.
-    output: Output folder for the evaluation sets.
+    sets: Names of evaluation sets, or all; --list shows the names.
+    output: Output folder.
     list: List the sets with sizes and licenses, and exit.
   """
   from vmsst.downloads import evaluation_sets, fetch
 
   if list:
-    shown = evaluation_sets.find(sets or [evaluation_sets.ALL])
-    print("\n\n".join(map(evaluation_sets.describe, shown)))
+    entries = evaluation_sets.find(sets or [evaluation_sets.ALL])
+    print("\n\n".join(map(evaluation_sets.describe, entries)))
     return
   errors.check(bool(sets), "SET", sets, "the evaluation sets (see --list), or all")
   errors.check(output is not None, "--output", output, "the output folder")

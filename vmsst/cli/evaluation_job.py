@@ -1,7 +1,7 @@
-"""`vmsst eval` as a job: the results of each benchmark are a part of its output folder.
+"""The job of `vmsst eval`. It writes one file of results per benchmark.
 
-Intermediate parts are the vectors that other processes compute, and the best answers to the queries
-in each span of a knowledge base.
+Intermediate files contain the vectors that other processes compute, and the best answers from each
+span of a knowledge base.
 """
 
 import contextlib
@@ -20,15 +20,22 @@ from vmsst.jobs import engines, job, outputs
 
 
 class JobEmbedder(embedder.Embedder):
-  """Embeds texts as an engine does, and keeps parts in the work folder of a job."""
+  """Embeds texts on an engine, and writes vectors to the work folder of a job.
+
+  Args:
+    eval_job: The job.
+    engine: Where to embed.
+    encoder: As in `embedder.Embedder`.
+    name: As in `embedder.Embedder`.
+    **options: Further options of `embedder.Embedder`.
+  """
 
   def __init__(
-    self, work: job.Job, engine: engines.Engine, encoder: Any, name: str, **options: Any
+    self, eval_job: job.Job, engine: engines.Engine, encoder: Any, name: str, **options: Any
   ):
-    """Takes the options of `embedder.Embedder` too."""
     super().__init__(encoder, name, **options)
-    self._job, self._engine = work, engine
-    self.scratch = work.path(storage.UNFINISHED)
+    self._job, self._engine = eval_job, engine
+    self.scratch = eval_job.path(storage.UNFINISHED)
 
   def map(
     self,
@@ -42,8 +49,8 @@ class JobEmbedder(embedder.Embedder):
     if self._engine.in_process and not keep:
       yield from super().map(title, compute, chunks)
       return
-    parts = [
-      job.Part(
+    tasks = [
+      job.Task(
         f"{storage.UNFINISHED}/{title}-{manifest.digest(chunk.key)}.npz",
         (chunk.content,),
         size=chunk.size,
@@ -51,9 +58,9 @@ class JobEmbedder(embedder.Embedder):
       )
       for chunk in chunks
     ]
-    self._job.run(title, functools.partial(_save, compute), parts, self._engine)
-    for part in parts:
-      with storage.open_binary(self._job.path(part.name)) as stream:
+    self._job.run(title, functools.partial(_save, compute), tasks, self._engine)
+    for task in tasks:
+      with storage.open_binary(self._job.path(task.name)) as stream:
         yield dict(np.load(stream, allow_pickle=False))
 
 
@@ -75,37 +82,37 @@ def evaluate(
   report: Callable[[str], None],
   **options: Any,
 ) -> results_files.Results:
-  """Evaluates an encoder, and writes results.json.
+  """Evaluates an encoder and writes results.json.
 
-  Benchmarks that an earlier call has finished are evaluated again only if their data have changed,
-  or if they lack some of the dimensions.
+  If an earlier call has finished a benchmark, it is evaluated again only if its data has changed or
+  if the results lack some of the dimensions.
 
   Args:
     benchmarks: The benchmarks.
     root: The data root.
-    digests: Digest of the files of each benchmark, computed before the files are read.
+    digests: Digest of the files of each benchmark, by name, computed before the files are read.
     encoder: An object with `encode(texts)`.
-    name: Its name or path.
+    name: Name or path of the encoder.
     folder: Output folder, local or in an object store.
-    seen: Languages of the training data, if known.
-    engine: Where to embed texts and to search a knowledge base.
-    report: Receives progress lines.
+    seen: Languages of the training data, or None if they are unknown.
+    engine: Where to embed texts and search knowledge bases.
+    report: Function that receives progress messages.
     **options: Options of `embedder.Embedder`.
   """
-  with job.Job(folder, inputs=suite.settings(encoder, name, seen)) as work:
-    vectors = JobEmbedder(work, engine, encoder, name, **options)
+  with job.Job(folder, inputs=suite.settings(encoder, name, seen)) as eval_job:
+    vectors = JobEmbedder(eval_job, engine, encoder, name, **options)
     finished = {}
-    for path in storage.find(storage.path(work.path("benchmarks")), "*.json"):
-      with contextlib.suppress(ValueError, KeyError):  # A damaged file is written again.
+    for path in storage.find(storage.path(eval_job.path("benchmarks")), "*.json"):
+      with contextlib.suppress(ValueError, KeyError):  # Damaged files are written again.
         content = input_files.read_bytes(path)
         record = msgspec.json.decode(content, type=results_files.BenchmarkResults)
-        if work.done(f"benchmarks/{path.name}", record["digest"]) is not None:
+        if eval_job.done(f"benchmarks/{path.name}", record["digest"]) is not None:
           finished[path.name.removesuffix(".json")] = record
     for benchmark in benchmarks:
       key, digest = benchmark.name, digests[benchmark.name]
-      if stored := finished.get(key):
-        cuts = {cut["dimension"] for cut in stored.get("dimensions", ())}
-        if stored["digest"] == digest and cuts.issuperset(vectors.dimensions):
+      if previous := finished.get(key):
+        cuts = {cut["dimension"] for cut in previous.get("dimensions", ())}
+        if previous["digest"] == digest and cuts.issuperset(vectors.dimensions):
           report(f"{key}: finished before")
         elif reason := benchmark.files.absence(root):
           report(f"{key}: finished before; its data is no longer present: {reason}")
@@ -119,7 +126,7 @@ def evaluate(
         raise errors.InputError(
           f"{benchmark.name}: its files have changed since they were read; rerun the same command"
         )
-      with work.part(f"benchmarks/{benchmark.name}.json", results["digest"]) as (path, _):
+      with eval_job.part(f"benchmarks/{benchmark.name}.json", results["digest"]) as (path, _):
         path.write_bytes(msgspec.json.encode(results))
 
     results = suite.evaluate(
@@ -133,8 +140,8 @@ def evaluate(
       finished=finished,
       save=save,
     )
-    # Not a part: its checksum would depend on the name of the encoder.
+    # The job does not record this file, because its content depends on the name of the encoder.
     content = msgspec.json.format(msgspec.json.encode(results), indent=1)
-    outputs.write_bytes(work.path(results_files.NAME), content)
-    work.finish()
+    outputs.write_bytes(eval_job.path(results_files.NAME), content)
+    eval_job.finish()
   return results

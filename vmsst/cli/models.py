@@ -1,4 +1,4 @@
-"""`vmsst import`, `export` and `push`: encoders from and for other libraries and people."""
+"""`vmsst finetune`, `distill`, `import`, `export` and `push`: commands that write encoders."""
 
 import pathlib
 import tempfile
@@ -29,15 +29,15 @@ def import_encoder(
   prefix: str | None = None,
   vocabulary: InputFile | None = None,
 ) -> None:
-  """Import a released encoder as a checkpoint, for upstream T5X or to keep.
+  """Import a released encoder as a T5X checkpoint.
 
   Args:
-    folder: Hugging Face folder (config.json, weights and tokenizer.json or spiece.model), of mT5
-      and VMSST, too, or the files of LASER.
-    output: Folder to make, for vmsst.load and for training to start from.
-    prefix: Text before every sentence (default: the model's prompt, or 'query: ' for an E5
-      without).
-    vocabulary: SentencePiece model of an mT5 or VMSST whose folder lacks it.
+    folder: Hugging Face folder with config.json, weights and tokenizer.json or spiece.model, such
+      as an mT5 or VMSST folder; or a folder with the files of LASER.
+    output: New folder, for vmsst.load and for training to start from.
+    prefix: Text before every sentence (default: the model's prompt; 'query: ' for E5 models without
+      a prompt).
+    vocabulary: SentencePiece model, for mT5 and VMSST folders that do not contain it.
   """
   from vmsst.encoder import loading
 
@@ -49,13 +49,13 @@ def import_encoder(
 def import_ems(
   file: InputFile, output: OutputFolder, *, vocabulary: InputFile, heads: int | None = None
 ) -> None:
-  """Import the released EMS as an encoder, to use or to train further.
+  """Import the released EMS model, to use it or to train it further.
 
   Args:
     file: EMS_model.pt, or its state dict as .safetensors.
-    output: Folder to make, for vmsst.load and for training to start from.
+    output: New folder, for vmsst.load and for training to start from.
     vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
-    heads: Attention heads (default: width / 64).
+    heads: Number of attention heads (default: width / 64).
   """
   from vmsst.formats import ems
 
@@ -64,7 +64,7 @@ def import_ems(
 
 
 def _save(converted: "encoder_json.Converted", output: str) -> None:
-  """Writes an import; prints what was left out, the sizes of the model, and how to use it."""
+  """Writes an imported encoder; prints skipped tensors, model sizes and how to use the encoder."""
   from vmsst.encoder import loading
 
   target = outputs.new_folder(output)
@@ -76,9 +76,9 @@ def _save(converted: "encoder_json.Converted", output: str) -> None:
     reasons.setdefault(reason, []).append(name)
   for reason, names in reasons.items():
     print(f"left out, {reason}: {errors.some(names)}")
-  numbers = sum(array.size for array in params.values())
+  count = sum(array.size for array in params.values())
   sizes = ", ".join(f"{key}={value!r}" for key, value in converted.sizes.items())
-  print(f"{len(params)} parameters ({numbers:,} numbers)", f"Sizes: {sizes}", sep="\n")
+  print(f"{count:,} parameters in {len(params)} arrays", f"Sizes: {sizes}", sep="\n")
   for note in converted.notes:
     print(note)
   if vocabulary is not None:
@@ -90,19 +90,19 @@ def _save(converted: "encoder_json.Converted", output: str) -> None:
 def export_sentence_transformers(
   encoder: Encoder, output: OutputFolder, *, pretokenized: bool = False
 ) -> None:
-  """Export an encoder as a folder that SentenceTransformer opens.
+  """Export an encoder as a sentence-transformers folder.
 
   Args:
-    output: Folder to make.
-    pretokenized: Texts will be split into words before they are encoded, which a vocabulary that
-      splits them by the rules of their language (EMS) requires.
+    output: New folder.
+    pretokenized: Export a vocabulary that splits texts by the rules of their language (EMS). The
+      exported encoder cannot split them, so split texts into words before you encode them.
   """
   from vmsst.formats import sentence_transformers, tokenizers
 
   saved, target = _read(encoder, output)
   with outputs.atomic_folder(target) as folder:
     sentence_transformers.write(saved, folder, pretokenized=pretokenized)
-  if storage.is_url(target):  # Other libraries read local files only.
+  if storage.is_url(target):  # Other libraries can read only local files.
     print(f"Copy {target} to this machine first, and give the path of the copy:")
   print(
     f"sentence_transformers.SentenceTransformer({str(target)!r}) opens it, and so does "
@@ -113,10 +113,10 @@ def export_sentence_transformers(
 
 
 def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
-  """Export an encoder alone, as plain files that vmsst.load opens.
+  """Export an encoder without its training state, as safetensors for vmsst.load.
 
   Args:
-    output: Folder to make.
+    output: New folder.
   """
   from vmsst.formats import encoder_json
 
@@ -130,7 +130,7 @@ def export_onnx(encoder: Encoder, output: OutputFolder, *, pretokenized: bool = 
   """Export an encoder as an ONNX model with its tokenizer, for ONNX Runtime and OpenVINO.
 
   Args:
-    output: Folder to make.
+    output: New folder.
     pretokenized: As in `vmsst export sentence-transformers`.
   """
   from vmsst.formats import onnx
@@ -142,7 +142,7 @@ def export_onnx(encoder: Encoder, output: OutputFolder, *, pretokenized: bool = 
 
 
 def _read(encoder: str, output: str) -> "tuple[encoder_json.SavedEncoder, storage.Path]":
-  """Returns the encoder to export and the new folder."""
+  """Returns the encoder to export and the path of the new folder."""
   from vmsst.encoder import loading
 
   target = outputs.new_folder(output)
@@ -162,11 +162,11 @@ def push(
   """Upload an encoder to the Hugging Face Hub, for vmsst.load and sentence-transformers.
 
   Args:
-    repository: Repository (OWNER/NAME), made if it is new.
-    public: Let everyone see a new repository, or upload to a public one (default: private).
-    revision: Branch, made if it is new (default: main).
+    repository: Repository, created if it is new.
+    public: Upload to a public repository, new or existing (default: to a private one).
+    revision: Branch, created if it is new (default: main).
     license: License in the model card, such as apache-2.0.
-    results: Output folder of `vmsst eval`; the model card shows its averages.
+    results: Output folder of `vmsst eval`. The model card shows its averages.
     pretokenized: As in `vmsst export sentence-transformers`.
   """
   from vmsst.encoder import loading
@@ -181,8 +181,8 @@ def push(
     loaded = loading.load(encoder, max_length=record.get("max_length"))
     if record["encoder"].get("digest") != loaded.digest:
       raise errors.InputError(
-        f"{results} has results of {record['encoder']['name']}, which is not {encoder}, or has "
-        f"changed since, or was opened with other options; run `vmsst eval {encoder}` again"
+        f"{results} has results of {record['encoder']['name']}. {encoder} is another encoder, has "
+        f"changed since or was opened with other options; run `vmsst eval {encoder}` again"
       )
     summary = results_files.markdown(record)
   saved = loading.read(encoder)
@@ -208,25 +208,26 @@ def distill(
   words: int = 0,
   trim: bool = False,
 ) -> None:
-  """Distill a static encoder, a table of token vectors that encodes much faster.
+  """Distill a static encoder: a table of token vectors that encodes much faster.
 
   Args:
-    output: Folder to make, for vmsst.load, finetune, sentence-transformers and Model2Vec.
-    texts: Text to count tokens in (default: frequencies follow Zipf's law in the order of the
+    output: New folder, for vmsst.load, finetune, sentence-transformers and Model2Vec.
+    texts: Text in which to count tokens (default: frequencies follow Zipf's law in the order of the
       tokenizer's vocabulary).
-    dimensions: Width of the vectors, at most the encoder's.
-    words: Words of the texts to add to the tokens: the most frequent ones of several tokens.
-    trim: Keep only the tokens of the texts and single characters.
+    dimensions: Width of the vectors, at most the encoder's width.
+    words: Number of words to add to the vocabulary: the most frequent words of the text that
+      consist of several tokens.
+    trim: Drop tokens that do not occur in the text, except for single characters.
   """
   from vmsst.encoder import loading, static
 
   target = outputs.new_folder(output)
-  path = None if texts is None else storage.path(texts)
-  made = static.distill_static(
-    loading.load(encoder), path, dimensions=dimensions, words=words, trim=trim
+  corpus = None if texts is None else storage.path(texts)
+  distilled = static.distill_static(
+    loading.load(encoder), corpus, dimensions=dimensions, words=words, trim=trim
   )
   with outputs.atomic_folder(target) as folder:
-    made.save(folder)
+    distilled.save(folder)
   print(f"vmsst.load({str(target)!r}) opens it; train it with `vmsst finetune`")
 
 

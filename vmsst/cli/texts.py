@@ -1,4 +1,4 @@
-"""Commands that use a trained encoder or its vectors: `vmsst embed`, `index`, `mine` and others."""
+"""Commands that use an encoder or its vectors: `vmsst embed`, `index`, `mine` and others."""
 
 import contextlib
 import dataclasses
@@ -38,30 +38,30 @@ def embed(
   language: Language | None = None,
   dtype: Literal["float32", "float16"] = "float32",
   dimensions: Positive | None = None,
-  computing: Batches,
-  engine: GpuWorkers,
+  encoding: Batches,
+  workers: GpuWorkers,
 ) -> None:
-  """Write an encoder's vectors of a text file, one per line.
+  """Embed text files: write one vector per line.
 
   Args:
-    file: Text file, one sentence per line, UTF-8, plain or gzipped, or several, whose lines follow
-      each other; - is standard input.
-    out: Output folder, with one vector per line, including empty lines.
-    field: Column of a TSV file, from 1, or key of JSON Lines (default: for .tsv 1, or 2 after a
-      column of numbers, text for .jsonl, else the whole line).
+    file: One or more text files, read in order: one sentence per line, UTF-8, plain or gzipped; -
+      is standard input.
+    out: Output folder for one vector per line. Empty lines have vectors too.
+    field: Column of a TSV file, from 1, or key of JSON Lines (default: column 1 of .tsv files, or 2
+      if column 1 contains numbers; the key text of .jsonl files; otherwise the whole line).
     language: Language of the text, for encoders that require it.
-    dtype: Storage dtype of the vectors.
-    dimensions: Store the first N dimensions only (default: all).
+    dtype: Data type of the vectors in the folder.
+    dimensions: Store only the first N dimensions (default: all).
   """
   from vmsst.cli import vector_jobs
 
-  chosen = engine.create()
+  engine = workers.create()
   fields = {field or text_files.default_field(path) for path in file}
   if len(fields) > 1:
     raise errors.InputError(
       f"{file[0]} and the other files have texts in different fields; give --field"
     )
-  source = computing.open(encoder, role="document")
+  source = encoding.open(encoder, role="document")
   with contextlib.ExitStack() as stack:
     count, width = vector_jobs.embed(
       source,
@@ -71,7 +71,7 @@ def embed(
       language=language,
       dtype=dtype,
       dimensions=dimensions,
-      engine=chosen,
+      engine=engine,
     )
   print(f"{out}: {count:,} vectors of width {width}")
 
@@ -86,74 +86,67 @@ def score(
   per_token: bool = False,
   fields: tuple[Field, Field] | None = None,
   languages: tuple[Language, Language] | None = None,
-  computing: Batches,
+  encoding: Batches,
 ) -> None:
-  """Score each pair of two aligned texts by cosine or likelihood.
+  """Score pairs of aligned lines by cosine or likelihood.
 
   Args:
-    target: Aligned text in another language (default: SOURCE has both).
+    target: Aligned text in another language (default: SOURCE has both texts).
     output: Output file, one line per pair (default: standard output).
-    by: Score: cosine of the vectors; or, with a run's decoder, the mean log-likelihood of each text
-      given the other's vector, followed by target given source and source given target.
+    by: cosine compares the vectors. likelihood needs a run with a decoder, and writes three
+      log-likelihoods: the mean of both directions, TARGET given SOURCE, and SOURCE given TARGET.
     per_token: Divide log-likelihoods by the number of tokens (default: sum over tokens).
-    fields: Columns of source and target in TSV files, from 1, or keys of JSON Lines (default: for
-      one file 1 and 2, or 2 and 3 after a column of numbers, such as the output of `vmsst mine`, or
-      source and target in .jsonl; for two files whole lines, 1 for .tsv, text for .jsonl).
+    fields: Columns of source and target in TSV files, from 1, or keys of JSON Lines (default for
+      one file: columns 1 and 2, or 2 and 3 if column 1 contains numbers, as in the output of `vmsst
+      mine`; the keys source and target of .jsonl files. Default for two files: column 1 of .tsv
+      files; the key text of .jsonl files; otherwise whole lines).
     languages: Languages of both texts, for encoders that require them.
   """
   from vmsst.cli import vector_jobs
   from vmsst.encoder import loading
   from vmsst.mining import bitext_mining
 
-  prompted = computing.prompt is not None or computing.prompt_name is not None
-  if by == "likelihood" and (prompted or computing.compute_dtype or computing.backend != "auto"):
+  has_prompt = encoding.prompt is not None or encoding.prompt_name is not None
+  if by == "likelihood" and (has_prompt or encoding.compute_dtype or encoding.backend != "auto"):
     raise errors.InputError("prompts, --compute-dtype and --backend are for --by cosine; omit them")
   if by == "cosine" and per_token:
     raise errors.InputError("--per-token is for --by likelihood; omit it")
-  # Standard input is read once, even if it contains both sides.
+  # Standard input can be read only once, and it can contain both texts.
   with local_file(outputs.STANDARD if outputs.STANDARD in (source, target) else "") as temporary:
     paths = [temporary if x == outputs.STANDARD else x for x in (source, target or source)]
-    if fields:
-      chosen: list[str | None] = [*fields]
-    elif target:
-      chosen = [text_files.default_field(path) for path in paths]
-    else:
-      chosen = [text_files.default_field(paths[0], side) for side in (1, 2)]
+    numbers = (0, 0) if target else (1, 2)  # A single file contains both texts of a pair.
+    path_fields = fields or [*map(text_files.default_field, paths, numbers)]
     if by == "cosine":
-      opened = computing.open(encoder)
-      name = opened.identity["name"]
-      scorer = bitext_mining.by_cosine(opened.open(), name, computing.batch_size)
+      opener = encoding.open(encoder)
+      name = opener.identity["name"]
+      scorer = bitext_mining.by_cosine(opener.open(), name, encoding.batch_size)
     else:
       translator = loading.load_translator(encoder)
-      scorer = bitext_mining.by_likelihood(translator, per_token, computing.batch_size)
-    left, right = map(bitext_mining.TextColumn, paths, chosen, languages or (None, None))
-    with file_to_write(output) as place:
-      count = vector_jobs.score(scorer, left, right, place)
+      scorer = bitext_mining.by_likelihood(translator, per_token, encoding.batch_size)
+    columns = [*map(bitext_mining.TextColumn, paths, path_fields, languages or (None, None))]
+    with file_to_write(output) as output_path:
+      count = vector_jobs.score(scorer, columns[0], columns[1], output_path)
   if output != outputs.STANDARD:
     print(f"{output}: scores of {count:,} pairs by {by}")
 
 
 def index(
-  vectors: Vectors,
-  index: OutputFolder,
-  *,
-  factory: str | None = None,
-  engine: GpuWorkers,
+  vectors: Vectors, index: OutputFolder, *, factory: str | None = None, workers: GpuWorkers
 ) -> None:
   """Build a FAISS index of vectors, for approximate search and mining.
 
   Args:
-    vectors: Vectors, as `vmsst embed` writes them, or a .npy file.
+    vectors: Vectors written by `vmsst embed`, or a .npy file.
     index: Output folder.
     factory: FAISS factory string, such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ (default:
-      Flat, which is exact, below 20,000 vectors, RR<width>,IVF<lists>,RaBitQ below 10 million,
-      OPQ64,IVF<lists>,PQ64 above and for fewer than 256 dimensions; 4,096 lists at a million
-      vectors).
+      Flat, an exact index, below 20,000 vectors; RR<width>,IVF<lists>,RaBitQ below 10 million
+      vectors; OPQ64,IVF<lists>,PQ64 for more vectors and for fewer than 256 dimensions; 4,096 lists
+      for a million vectors).
   """
   from vmsst.cli import vector_jobs
 
-  built = vector_jobs.build_index(vectors, index, factory=factory, engine=engine.create())
-  print(f"{index}: {built.factory} of {built.shape[0]:,} vectors")
+  built = vector_jobs.build_index(vectors, index, factory=factory, engine=workers.create())
+  print(f"{index}: {built.factory} with {built.shape[0]:,} vectors")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,11 +154,13 @@ class Pairs:
   """Pair selection.
 
   Attributes:
-    neighbors: Nearest neighbors to compare a pair with.
-    margin: Score: cosine / mean of the neighbors, cosine - mean, or the cosine alone.
-    retrieval: Pairs to keep: greedily the best with both sentences unused; the best of each source;
-      the best of each target; those in both.
-    threshold: Minimum score of pairs to write; excludes --gold.
+    neighbors: Number of nearest neighbors in the margin score.
+    margin: Score of a pair. ratio divides its cosine by the mean cosine of the nearest neighbors,
+      distance subtracts the mean, and absolute is the cosine alone.
+    retrieval: Pairs to select. forward takes the best target of each source, backward the best
+      source of each target, intersection the pairs that both select. max takes pairs from the best
+      to the worst and uses each sentence once.
+    threshold: Minimum score of a pair; cannot be used with --gold.
   """
 
   neighbors: Positive = 4
@@ -185,24 +180,24 @@ def mine(
   languages: tuple[Language, Language] | None = None,
   gold: Text | None = None,
   pairs: Pairs,
-  computing: Batches,
-  engine: GpuWorkers,
+  encoding: Batches,
+  workers: GpuWorkers,
 ) -> None:
   """Find translations among the lines of two text files.
 
   Args:
-    source: Text file, one sentence per line, UTF-8, plain or gzipped; of .tsv files the first
-      column, or the second after a column of numbers, of .jsonl files the key text.
+    source: Text file, one sentence per line, UTF-8, plain or gzipped. The text is column 1 of .tsv
+      files, or 2 if column 1 contains numbers, and the key text of .jsonl files.
     target: Text file in the other language.
-    out: Output file: score TAB source TAB target, best first.
-    vectors: Vectors of both texts, as `vmsst embed` writes them, or .npy files (default:
+    out: Output file with score TAB source TAB target per line, best first.
+    vectors: Vectors of both texts, written by `vmsst embed`, or .npy files (default:
       OUT.source.vectors and OUT.target.vectors).
-    index: Indexes of both texts' vectors, as `vmsst index` writes them, for an approximate search
-      (default: exact search).
+    index: Indexes of both vectors, written by `vmsst index`, for an approximate search (default:
+      exact search).
     encoder: Encoder to compute missing vectors, as for `vmsst embed`.
     languages: Languages of both texts, for encoders that require them.
-    gold: Known translations (source line TAB target line, numbers from 1), to choose the threshold
-      with the best F1.
+    gold: Known translations, to choose the threshold with the best F1. Each line contains the line
+      numbers of source TAB target, from 1.
   """
   from vmsst.cli import vector_jobs
   from vmsst.jobs import job
@@ -215,11 +210,11 @@ def mine(
     raise errors.InputError(
       f"{out} is not a file; give a file as OUT: unfinished work is kept next to it"
     )
-  chosen = engine.create()
+  engine = workers.create()
   if gold:
-    bitext_mining.read_gold(gold)
+    bitext_mining.read_gold(gold)  # An error in the file is reported before the search.
   if encoder:
-    opener = computing.open(encoder)
+    opener = encoding.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
       vector_jobs.embed(
         opener,
@@ -227,26 +222,26 @@ def mine(
         folder,
         field=text_files.default_field(path),
         language=language,
-        engine=chosen,
+        engine=engine,
       )
   elif not vectors and not all(map(storage.names, folders)):
     raise errors.InputError(
-      "there are no vectors of SOURCE and TARGET: give --encoder to compute them, or --vectors"
+      "SOURCE and TARGET have no vectors: give --encoder to compute them, or --vectors"
     )
   texts = vector_store.open_text(source, folders[0]), vector_store.open_text(target, folders[1])
-  opened = [
+  indexes = [
     faiss_index.open_index(folder, text.vectors)
     for folder, text in zip(index or (), texts, strict=False)
   ]
   inputs = dict(zip(("source", "target"), map(vector_jobs.describe, texts), strict=True))
-  # Finished blocks do not depend on other options.
+  # The other options do not change the search, so its finished blocks stay valid.
   options = {"neighbors": pairs.neighbors}
-  with job.Job(out, inputs=inputs, options=options, is_folder=False) as work:
-    search = vector_jobs.resumable_search(work, chosen)
-    if not all(index.exact for index in opened):
-      search = faiss_index.index_search(opened[0], opened[1])
+  with job.Job(out, inputs=inputs, options=options, is_folder=False) as mine_job:
+    search = vector_jobs.resumable_search(mine_job, engine)
+    if not all(index.exact for index in indexes):
+      search = faiss_index.index_search(*indexes)
     mined = bitext_mining.mine(*texts, gold=gold, search=search, **vars(pairs))
-    with work.output() as place, place.open("w", encoding="utf-8", newline="\n") as stream:
+    with mine_job.output() as file, file.open("w", encoding="utf-8", newline="\n") as stream:
       stream.writelines(f"{line}\n" for line in bitext_mining.lines(mined.pairs, *texts))
   if best := mined.best:
     rates = f"F1 {100 * best.f1:.2f}, precision {100 * best.precision:.2f}"
@@ -271,27 +266,27 @@ def align(
   deletion: float = 0.4,
   summed: bool = False,
   languages: tuple[Language, Language] | None = None,
-  computing: Batches,
-  engine: GpuWorkers,
+  encoding: Batches,
+  workers: GpuWorkers,
 ) -> None:
   """Align the sentences of documents that translate each other.
 
   Args:
     source: Text file, one sentence per line, UTF-8, plain or gzipped; or a folder of such files.
-    target: Translation of SOURCE; the files of a folder have the same names.
-    out: Output file; or a folder with a file for each pair of documents, if SOURCE is a folder.
-    format: tsv: score TAB source TAB target; vecalign: line numbers from 0, as in
-      [3]:[3, 4]:0.81, with [] for sentences without a translation; tmx.
-    marker: Line between two documents of a file.
+    target: Translation of SOURCE. In a folder, a document and its translation have the same name.
+    out: Output file; if SOURCE is a folder, a folder for one file per pair of documents.
+    format: tsv writes score TAB source TAB target. vecalign writes line numbers from 0, as in
+      [3]:[3, 4]:0.81, with [] for sentences without a translation. tmx writes translation memories.
+    marker: Line that separates the documents in a file.
     lists: SOURCE and TARGET list documents, one path per line, and OUT is a folder.
     split: Languages of both texts, to split each line into sentences.
-    max_size: Maximum number of sentences that are aligned with each other, of both sides together.
-    deletion: Cost of a sentence without a translation, from 0, the cost of a typical translation,
-      to 1, the cost of a random pair.
-    summed: Sum the vectors of sentences instead of encoding joined sentences: faster, less
-      accurate.
-    languages: Languages of both texts, for tmx and for encoders that require them (default: those
-      of --split).
+    max_size: Maximum number of sentences in an aligned pair, source and target together.
+    deletion: Cost of a sentence without a translation. 0 is the cost of a typical translation, 1
+      the cost of a random pair.
+    summed: Sum the vectors of sentences instead of encoding joined sentences. This is faster but
+      less accurate.
+    languages: Languages of both texts, for tmx and for encoders that require them (default: as in
+      --split).
   """
   names = ("format", "split", "max_size", "deletion", "summed")
   options = {name: value for name, value in locals().items() if name in names}
@@ -301,17 +296,10 @@ def align(
     raise errors.InputError("--format vecalign writes numbers of lines; split the files first")
   is_folder = lists or storage.path(source).is_dir()
   outputs.check([source, target], **{"folder" if is_folder else "file": out})
-  chosen = engine.create()
+  engine = workers.create()
   options["languages"] = languages or split or (None, None)
   documents, pairs = alignment_job.align(
-    source,
-    target,
-    out,
-    computing.open(encoder),
-    options,
-    marker=marker,
-    lists=lists,
-    engine=chosen,
+    source, target, out, encoding.open(encoder), options, marker=marker, lists=lists, engine=engine
   )
   print(f"{out}: {pairs:,} pairs of {documents:,} document{'s' * (documents > 1)}")
 
@@ -326,19 +314,19 @@ def search(
   count: Positive = 10,
   output: OutputFile = outputs.STANDARD,
   language: Language | None = None,
-  computing: Batches,
-  engine: GpuWorkers,
+  encoding: Batches,
+  workers: GpuWorkers,
 ) -> None:
   """Search the lines of a text file for queries, in any language.
 
   Args:
     queries: Text file, one query per line; - is standard input.
     corpus: Text file with the lines to search, UTF-8, plain or gzipped.
-    vectors: Vectors of CORPUS, as `vmsst embed` writes them, or a .npy file.
-    index: Index of VECTORS, as `vmsst index` writes it, for an approximate search (default: exact
+    vectors: Vectors of CORPUS, written by `vmsst embed`, or a .npy file.
+    index: Index of VECTORS, written by `vmsst index`, for an approximate search (default: exact
       search).
-    encoder: Encoder of the queries (default: that of the vectors).
-    count: Lines per query.
+    encoder: Encoder of the queries (default: the encoder that computed VECTORS).
+    count: Number of lines per query.
     output: Output file, JSON Lines with one object per query (default: standard output).
     language: Language of the queries, for encoders that require it.
   """
@@ -346,31 +334,31 @@ def search(
   from vmsst.mining import text_search
   from vmsst.search import faiss_index, vector_store
 
-  chosen = engine.create()
-  searched = vector_store.open_text(corpus, vectors)
-  path = encoder or searched.encoder.get("name")
+  engine = workers.create()
+  corpus_text = vector_store.open_text(corpus, vectors)
+  path = encoder or corpus_text.encoder.get("name")
   if path is None:
     raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
   outputs.check([path], file=output)
-  opened = faiss_index.open_index(index, searched.vectors) if index else None
-  source = computing.open(path, role="query")
-  if differences := text_search.other_encoder(searched, source.identity):
+  corpus_index = faiss_index.open_index(index, corpus_text.vectors) if index else None
+  source = encoding.open(path, role="query")
+  if differences := text_search.other_encoder(corpus_text, source.identity):
     if not encoder:
       raise errors.InputError(
         f"{path} has changed since it computed {vectors}: {differences}; embed {corpus} again, or "
         "give the original encoder with --encoder"
       )
-    logging.getLogger(__name__).warning("%s: %s", searched.vectors.folder, differences)
-  with local_file(queries) as path, file_to_write(output) as place:
+    logging.getLogger(__name__).warning("%s: %s", corpus_text.vectors.folder, differences)
+  with local_file(queries) as path, file_to_write(output) as output_path:
     vector_jobs.search(
       source,
       path,
-      searched,
-      place,
+      corpus_text,
+      output_path,
       count,
-      index=opened,
+      index=corpus_index,
       language=language,
-      engine=chosen,
+      engine=engine,
     )
 
 
@@ -383,27 +371,27 @@ def translate(
   max_length: int | None = None,
   batch_size: int = 64,
 ) -> None:
-  """Translate lines from their vectors alone, with a run's decoder.
+  """Translate lines with a run's decoder. The decoder sees only their vectors.
 
   Args:
-    run: A run's MODEL_DIR, or one of its checkpoint_<step>.
+    run: A training run's MODEL_DIR, or one of its checkpoint_<step> folders.
     to: Target language.
     input: Input file, one sentence per line (default: standard input).
     output: Output file, one translation per line (default: standard output).
-    max_length: Maximum tokens per sentence (default: training's).
+    max_length: Maximum tokens per sentence (default: as in training).
     batch_size: Sentences per batch.
   """
   from vmsst.encoder import loading
 
   with local_file(input) as path:
-    text_files.check_not_empty(path)  # standard input, which was not read before
+    text_files.check_not_empty(path)  # `Command` checks files, but cannot read standard input.
     sentences = list(text_files.read_lines(path))
   translator = loading.load_translator(run)
   translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
-  # One line per translation, whatever the model generates.
+  # A generated line break would add a line to the output.
   lines = (f"{' '.join(text.splitlines())}\n" for text in translations)
-  with file_to_write(output) as place:
-    outputs.write_text(place, "".join(lines))
+  with file_to_write(output) as output_path:
+    outputs.write_text(output_path, "".join(lines))
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

@@ -1,6 +1,7 @@
 """Jobs of `vmsst embed`, `index`, `search`, `mine` and `score`.
 
-Parts are spans of lines, shards of an index, blocks of a search and windows of pairs.
+A task embeds a span of lines, fills a shard of an index, searches a block of vectors, or scores a
+window of pairs.
 """
 
 import functools
@@ -21,7 +22,7 @@ from vmsst.search.vector_store import EmbeddedText
 if TYPE_CHECKING:
   from vmsst.mining import bitext_mining
 
-_SPAN_LINES = 1 << 14  # An interruption costs at most one span of each process.
+_SPAN_LINES = 1 << 14  # An interruption loses at most one span per process.
 _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
 
 
@@ -37,27 +38,28 @@ def embed(
   engine: engines.Engine | None = None,
   method: str = "encode",
 ) -> tuple[int, int]:
-  """Writes one vector per line of text files, empty lines included.
+  """Writes the vectors of the lines of text files. Empty lines have vectors too.
 
   Args:
     source: The encoder.
-    paths: UTF-8 texts, plain or gzipped, whose lines follow each other.
+    paths: UTF-8 text files, plain or gzipped, read in order.
     folder: Output folder; see `vector_store`.
-    field: Column or key of the text in a line, as in `text_files.read_texts`; None: the line.
-    language: Code of the text's language, for encoders that need it.
+    field: Column or key of the text in a line, as in `text_files.read_texts` (default: the whole
+      line).
+    language: Language code of the text, for encoders that require it.
     dtype: float32, or float16 for half the space.
-    dimensions: Store the first dimensions only, which encoders with Matryoshka losses are trained
-      for; None: all.
-    engine: Where to compute; None: in this process.
+    dimensions: Number of leading dimensions to store, for encoders trained with Matryoshka losses
+      (default: all).
+    engine: Where to embed (default: in this process).
     method: Method of the encoder; see `encoding.encode`.
 
   Returns:
     Number and width of the vectors.
 
   Raises:
-    InputError: a text cannot be read or changes while it is read, the folder has other vectors or
-      files or is being written, or a value is not finite in this dtype.
-    ValueError: the encoder returns arrays of another shape.
+    InputError: a text cannot be read or changes while it is read, a value is not finite in this
+      dtype, the folder has other vectors or files, or another process writes it.
+    ValueError: the encoder returns an array of another shape.
   """
   encoder = source.open()
   width = getattr(encoder, "dimension", None) or encoding.encode(encoder, [""]).shape[1]
@@ -66,27 +68,28 @@ def embed(
       f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
     )
   cut = text_files.cut(paths, _SPAN_LINES)
+  lines = cut.identity["lines"]
   inputs = {"encoder": source.identity, "text": cut.identity}
   options = {"field": field, "language": language, "dimensions": dimensions, "dtype": dtype}
   width = dimensions or width
-  write = functools.partial(_embed_span, source, method, field, language, width, dtype)
-  with job.Job(folder, inputs=inputs, options=options) as work:
-    if work.finished:
-      return cut.identity["lines"], width
-    parts = [
-      job.Part(
-        vector_store.shard_name(number),
-        (span,),
-        key=[span.digest, span.first],
-        size=span.lines,
-        title=str(span),
-      )
-      for number, span in enumerate(text_files.unpack(cut.spans, work.path(storage.UNFINISHED)))
-    ]
-    facts = work.run("embed", write, parts, engine)
-    encoding.log_all_cut([count for each in facts for count in each["cut"]], cut.identity["lines"])
-    work.finish(dimension=width, dtype=dtype)
-  return cut.identity["lines"], width
+  embed_span = functools.partial(_embed_span, source, method, field, language, width, dtype)
+  with job.Job(folder, inputs=inputs, options=options) as embed_job:
+    if not embed_job.finished:
+      spans = text_files.unpack(cut.spans, embed_job.path(storage.UNFINISHED))
+      tasks = [
+        job.Task(
+          vector_store.shard_name(number),
+          (span,),
+          key=[span.digest, span.first],
+          size=span.lines,
+          title=str(span),
+        )
+        for number, span in enumerate(spans)
+      ]
+      shards = embed_job.run("embed", embed_span, tasks, engine)
+      encoding.log_all_cut([count for shard in shards for count in shard["cut"]], lines)
+      embed_job.finish(dimension=width, dtype=dtype)
+  return lines, width
 
 
 def _embed_span(
@@ -99,7 +102,7 @@ def _embed_span(
   path: pathlib.Path,
   span: text_files.Span,
 ) -> dict[str, Any]:
-  """Writes the vectors of a span; returns their number, and how many texts were cut."""
+  """Writes the vectors of a span; returns the numbers of vectors and of texts that were cut."""
   texts = list(text_files.texts(span.read(), span.name, field, span.first))
   vectors_ND, cut = source.encode(texts, method=method, language=language)
   with path.open("wb") as stream:
@@ -114,27 +117,27 @@ def build_index(
   factory: str | None = None,
   engine: engines.Engine | None = None,
 ) -> faiss_index.Index:
-  """Writes an index of vectors, filled in shards, and opens it.
+  """Builds an index of vectors in shards, writes it and opens it.
 
   Args:
     vectors: As in `vector_store.open_vectors`.
     folder: Output folder, local or in an object store.
     factory: As in `faiss_index.build_index`.
-    engine: Where to fill shards; None: in this process.
+    engine: Where to fill the shards (default: in this process).
 
   Raises:
-    InputError: as `faiss_index.build_index` does, the vectors are missing, incomplete or broken, or
-      the folder has another index or other files.
+    InputError: as in `faiss_index.build_index`; or the vectors are missing, incomplete or damaged;
+      or the folder has another index or other files.
   """
   rows = vector_store.open_vectors(vectors)
   factory = faiss_index.check(rows, factory)
   inputs = {"vectors": {"name": rows.folder, "digest": rows.digest}}
-  with job.Job(folder, inputs=inputs, options={"factory": factory}) as work:
-    if not work.finished:
+  with job.Job(folder, inputs=inputs, options={"factory": factory}) as index_job:
+    if not index_job.finished:
       trained = f"{storage.UNFINISHED}/trained.faiss"
-      work.run("train", functools.partial(_train, rows, factory), [job.Part(trained)])
+      index_job.run("train", functools.partial(_train, rows, factory), [job.Task(trained)])
       shards = [
-        job.Part(
+        job.Task(
           f"{storage.UNFINISHED}/shard-{number:05d}.faiss",
           (span.start, span.stop),
           key=[span.start, span.stop],
@@ -142,13 +145,14 @@ def build_index(
         )
         for number, span in enumerate(exact_search.blocks(len(rows), faiss_index.SHARD_ROWS))
       ]
-      work.run("index", functools.partial(_fill, rows, work.path(trained)), shards, engine)
-      index = faiss_index.read(work.path(trained))
+      fill_shard = functools.partial(_fill_shard, rows, index_job.path(trained))
+      index_job.run("index", fill_shard, shards, engine)
+      index = faiss_index.read(index_job.path(trained))
       for shard in shards:
-        index.merge_from(faiss_index.read(work.path(shard.name)), 0)
-      with work.part(faiss_index.FILE) as (path, _):
+        index.merge_from(faiss_index.read(index_job.path(shard.name)), 0)
+      with index_job.part(faiss_index.FILE) as (path, _):
         faiss_index.write(index, path)
-      work.finish()
+      index_job.finish()
   return faiss_index.open_index(folder, rows)
 
 
@@ -156,7 +160,7 @@ def _train(rows: vector_store.Vectors, factory: str, path: pathlib.Path) -> None
   faiss_index.write(faiss_index.train(factory, faiss_index.sample(rows, factory)), path)
 
 
-def _fill(
+def _fill_shard(
   rows: vector_store.Vectors, trained: str, path: pathlib.Path, start: int, stop: int
 ) -> None:
   index = faiss_index.read(trained)
@@ -164,19 +168,19 @@ def _fill(
   faiss_index.write(index, path)
 
 
-def resumable_search(work: job.Job, engine: engines.Engine | None) -> exact_search.Search:
-  """Returns an exact search in blocks; each block is a part of a job."""
+def resumable_search(search_job: job.Job, engine: engines.Engine | None) -> exact_search.Search:
+  """Returns an exact search in blocks. The search of each block is a task of a job."""
 
   def run_blocks(
     find: exact_search.Search, blocks: Sequence[exact_search.Block]
   ) -> Iterator[exact_search.Both]:
-    parts = []
+    tasks = []
     for number, block in enumerate(blocks):
-      spans = [[int(side.row_N[0]), int(side.row_N[-1]) + 1] for side in block[:2]]
-      parts.append(job.Part(f"block-{number:05d}.npz", block, key=spans))
-    work.run("search", functools.partial(_write_block, find), parts, engine)
-    for part in parts:
-      arrays = array_files.read(work.path(part.name))
+      spans = [[int(selection.row_N[0]), int(selection.row_N[-1]) + 1] for selection in block[:2]]
+      tasks.append(job.Task(f"block-{number:05d}.npz", block, key=spans))
+    search_job.run("search", functools.partial(_search_block, find), tasks, engine)
+    for task in tasks:
+      arrays = array_files.read(search_job.path(task.name))
       forward, backward = (
         exact_search.Neighbors(arrays[f"{name}_index"].astype(np.int64), arrays[f"{name}_score"])
         for name in ("forward", "backward")
@@ -188,7 +192,7 @@ def resumable_search(work: job.Job, engine: engines.Engine | None) -> exact_sear
   )
 
 
-def _write_block(
+def _search_block(
   find: exact_search.Search,
   path: pathlib.Path,
   source: exact_search.Selection,
@@ -197,26 +201,29 @@ def _write_block(
   k_target: int | None,
 ) -> None:
   forward, backward = find(source, target, k_source, k_target)
-  backward = backward or exact_search.no_neighbors(0, 0)  # not requested, and not read
-  arrays = (x for near in (forward, backward) for x in (near.index_NK.astype("i4"), near.score_NK))
+  # Without k_target, nobody reads the second direction: the file contains empty arrays.
+  directions = forward, backward or exact_search.no_neighbors(0, 0)
+  arrays = (
+    x for neighbors in directions for x in (neighbors.index_NK.astype("i4"), neighbors.score_NK)
+  )
   with path.open("wb") as stream:
     np.savez(stream, **dict(zip(_ARRAYS, arrays, strict=True)))  # type: ignore[arg-type]
 
 
 def describe(text: EmbeddedText) -> dict[str, Any]:
-  """Returns what identifies a text and its vectors, as inputs of a job."""
+  """Returns the identity of a text and its vectors, as an input of a job."""
   name = f"{text.path} with {text.vectors.folder}"
   return {"name": name, "digest": manifest.digest(text.digest, text.vectors.digest)}
 
 
-def stored_array(
-  work: job.Job, part: str, key: str, compute: Callable[[], np.ndarray]
+def cached_array(
+  array_job: job.Job, name: str, key: str, compute: Callable[[], np.ndarray]
 ) -> np.ndarray:
-  """Returns the array of a part, which is computed and written unless it is done."""
-  if work.done(part, key) is None:
-    with work.part(part, key) as (path, _), path.open("wb") as stream:
+  """Returns an array from a file of a job. Computes and writes the array if the file is missing."""
+  if array_job.done(name, key) is None:
+    with array_job.part(name, key) as (path, _), path.open("wb") as stream:
       np.save(stream, compute())
-  return array_files.read(work.path(part))
+  return array_files.read(array_job.path(name))
 
 
 def search(
@@ -230,17 +237,17 @@ def search(
   index: faiss_index.Index | None = None,
   engine: engines.Engine | None = None,
 ) -> None:
-  """Writes the lines nearest to each query as `text_search.as_line`.
+  """Writes the nearest lines of each query; see `text_search.as_line` for the format.
 
   Args:
     source: The encoder of the vectors.
     queries: Text file, one query per line.
     corpus: The text to search.
     output: Output file, local or in an object store.
-    count: Lines per query, a small number; all lines, if there are fewer.
-    language: Code of the queries' language, for encoders that need it.
-    index: An index of the vectors, for an approximate search in this process.
-    engine: Where to compute; None: in this process.
+    count: Number of lines per query, if the corpus has as many; a small number.
+    language: Language code of the queries, for encoders that require it.
+    index: Index of the vectors, for an approximate search in this process (default: exact search).
+    engine: Where to embed and search (default: in this process).
 
   Raises:
     InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embed`.
@@ -254,8 +261,8 @@ def search(
     "corpus": describe(corpus),
   }
   options = {"count": count, "language": language}
-  with job.Job(output, inputs=inputs, options=options, is_folder=False) as work:
-    folder = work.path("queries")
+  with job.Job(output, inputs=inputs, options=options, is_folder=False) as search_job:
+    folder = search_job.path("queries")
     embed(
       source,
       [queries],
@@ -267,18 +274,18 @@ def search(
     )
     embedded = vector_store.open_text(queries, folder)
     text_search.check_width(corpus, embedded.vectors.shape[1])
-    find = resumable_search(work, engine)
+    find = resumable_search(search_job, engine)
     if index is not None and not index.exact:
       find = faiss_index.index_search(index, index)
-    near = text_search.nearest_lines(embedded.vectors, corpus, row_M, count, find)
+    neighbors = text_search.nearest_lines(embedded.vectors, corpus, row_M, count, find)
     read_text, texts = corpus.reader(), embedded.texts()
-    with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
-      for rows in exact_search.blocks(len(near.index_NK)):
-        block = exact_search.Neighbors(*(x[rows] for x in near))
+    with search_job.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+      for rows in exact_search.blocks(len(neighbors.index_NK)):
+        block = exact_search.Neighbors(*(x[rows] for x in neighbors))
         hits = text_search.hits(block, read_text)
         for query_hits, query in zip(hits, texts, strict=False):
           stream.write(f"{text_search.as_line(query, query_hits)}\n")
-      for _ in texts:  # The digest is compared at the end of the file.
+      for _ in texts:  # At the end of the file, the reader raises an error if the file has changed.
         pass
 
 
@@ -288,10 +295,10 @@ def score(
   target: "bitext_mining.TextColumn",
   output: str | os.PathLike[str],
 ) -> int:
-  """Writes the scores of each pair of texts to a line of its own; returns the number of pairs.
+  """Writes the scores of pairs of texts, one line per pair; returns the number of pairs.
 
   Args:
-    scorer: Scores the pairs.
+    scorer: The scorer.
     source: The sources.
     target: The targets.
     output: Output file.
@@ -301,24 +308,25 @@ def score(
   """
   from vmsst.mining import bitext_mining
 
-  texts = [vector_store.fingerprint(side.path) for side in (source, target)]
-  sides = [
-    {**text, "field": side.field, "language": side.language}
-    for text, side in zip(texts, (source, target), strict=True)
-  ]
-  inputs = {"source": sides[0], "target": sides[1], **scorer.settings}
-  with job.Job(output, inputs=inputs, is_folder=False) as work:
+  columns = {"source": source, "target": target}
+  texts = [vector_store.fingerprint(column.path) for column in columns.values()]
+  inputs = {
+    name: {**text, "field": column.field, "language": column.language}
+    for (name, column), text in zip(columns.items(), texts, strict=True)
+  }
+  with job.Job(output, inputs={**inputs, **scorer.settings}, is_folder=False) as score_job:
 
     def run_windows(
       scores: Callable[..., np.ndarray], *columns: Iterable[list[str]]
     ) -> Iterator[np.ndarray]:
       for number, window in enumerate(zip(*columns, strict=True)):
-        # A text that changes during the work may have its old content again when it resumes.
-        part, key = f"scores-{number:06d}.npy", manifest.digest(window)
-        yield stored_array(work, part, key, functools.partial(scores, *window))
+        # The digest of the texts is not enough: a file can change while it is read, and have its
+        # old content again when the command resumes. So the window's content is part of the key.
+        name, key = f"scores-{number:06d}.npy", manifest.digest(window)
+        yield cached_array(score_job, name, key, functools.partial(scores, *window))
 
     blocks = bitext_mining.pair_scores(scorer, source, target, texts=texts, run_windows=run_windows)
-    with work.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
+    with score_job.output() as path, path.open("w", encoding="utf-8", newline="\n") as stream:
       for score_BC in blocks:
         lines = ("\t".join(f"{score:.6f}" for score in scores) for scores in score_BC)
         stream.writelines(f"{line}\n" for line in lines)

@@ -30,7 +30,9 @@ Batch = Mapping[str, np.ndarray]
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
 GROUP = 16
-"""Number of batches with rows that are sorted by length together."""
+"""Minimum number of batches with rows that are sorted by length together."""
+GROUP_ROWS = 1024
+"""Minimum number of these rows, so that the rare long texts of small batches share a batch."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
@@ -419,7 +421,7 @@ def length_batches(
 ) -> grain.IterDataset:
   """Returns batches of rows of similar length; drops an incomplete last batch.
 
-  Sorts the rows of `GROUP` batches at a time.
+  Sorts the rows of at least `GROUP` batches and at least `GROUP_ROWS` rows at a time.
 
   Args:
     rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
@@ -443,7 +445,8 @@ def length_batches(
       order_KN = np.random.default_rng([seed % 2**63, number]).permutation(order_KN)
     return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
 
-  groups = grain.experimental.RebatchIterDataset(rows, size * GROUP)
+  group_size = size * max(GROUP, -(-GROUP_ROWS // size))
+  groups = grain.experimental.RebatchIterDataset(rows, group_size)
   return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
 
 

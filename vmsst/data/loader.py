@@ -49,8 +49,8 @@ def get_batches(
     num_epochs: Number of epochs (default: endless). A mixture ends before any of its tasks would
       begin another epoch.
     group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
-      `batches.GROUP` batches by the length class of the longest sentence (see `boundaries`) and
-      cuts them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
+      several batches by the length class of the longest sentence (see `boundaries`) and cuts
+      them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
     one_language_pair: Whether all rows of a batch are of one task of the mixture; each task of this
       package has one language pair. Batches are then sampled at the rates of the tasks.
     boundaries: Maximum length of each length class, ascending; the longest feature length is added.

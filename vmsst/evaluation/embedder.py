@@ -1,4 +1,4 @@
-"""Embeds the texts of evaluation tasks, in chunks that any process can compute."""
+"""Embeds the texts of evaluation tasks in chunks, so that several processes can share the work."""
 
 import dataclasses
 import functools
@@ -15,7 +15,7 @@ from vmsst.search import exact_search
 WINDOW = 1 << 14
 """Number of texts in a chunk."""
 BLOCK = 1 << 12
-"""Number of split texts for which the vectors of all pieces are in memory at once."""
+"""Number of split texts whose piece vectors are in memory at the same time."""
 
 Arrays = dict[str, np.ndarray]
 """Results of a chunk, by name."""
@@ -29,10 +29,10 @@ class TextSet:
     language: Language code from the benchmark's files, in any form that
       `vmsst.languages.language` accepts.
     texts: The texts, in file order.
-    method: Method of the encoder to call. If the encoder does not have it, `encode` is called. Only
-      large tasks may use another method than `encode`.
-    split: Splits a text into pieces; the text gets the mean of their vectors. Only large tasks may
-      use this (default: texts are not split).
+    method: Encoder method to call; `encode` is called if the encoder does not have this method.
+      Only large tasks may use a method other than `encode`.
+    split: Function that splits a text into pieces; the text's vector is the mean of the piece
+      vectors. Only large tasks may split texts (default: texts are not split).
   """
 
   language: str
@@ -46,10 +46,10 @@ class Chunk:
   """Work for one process.
 
   Attributes:
-    content: Input of the computation; must be picklable.
+    content: Input to the computation; must be picklable.
     key: Identifies the content; must be serializable as JSON.
     size: Number of units on the progress bar.
-    title: Name for messages.
+    title: Name of the chunk in messages.
   """
 
   content: Any
@@ -64,17 +64,18 @@ class Embedder:
   Args:
     encoder: An object with `encode(texts)`.
     name: Name or path of the encoder.
-    dimensions: Truncated sizes to evaluate besides the full vectors.
-    search: Finds the nearest vectors in a knowledge base.
-    load: Returns name and encoder in another process, for subclasses that use several processes.
+    dimensions: Sizes of truncated vectors to evaluate in addition to the full vectors.
+    search: Function that finds the nearest vectors in a knowledge base.
+    load: Function that loads the encoder in a worker process and returns its name and the encoder,
+      for subclasses that use several processes.
 
   Attributes:
     scratch: Folder for temporary files of large tasks, readable by all processes. If it is None,
       each task creates a temporary folder.
     source: Opens the encoder in any process.
-    dimensions: The truncated sizes, sorted.
+    dimensions: The sizes of truncated vectors, sorted.
     search: The search function.
-    width: Width of the vectors; 0 until it is known.
+    width: Width of the full vectors; 0 until the width is known.
   """
 
   scratch: str | None = None
@@ -98,7 +99,7 @@ class Embedder:
     """Sets the width; raises InputError if vectors are too narrow for a requested size."""
     if width and max(self.dimensions, default=0) > width:
       raise errors.InputError(
-        f"dimensions is {max(self.dimensions)}: the encoder's vectors have {width}; give 1 to "
+        f"dimensions is {max(self.dimensions)}: the encoder's vectors have only {width}; give 1 to "
         f"{width}"
       )
     self.width = width
@@ -120,7 +121,7 @@ class Embedder:
       compute: Computes the arrays of a chunk; must be picklable. It gets the encoder from
         `source.open()`.
       chunks: The chunks.
-      keep: Asks subclasses to store the results even if this process computes them.
+      keep: Whether subclasses store the results even if this process computes them.
     """
     done = 0
     total = sum(chunk.size for chunk in chunks)
@@ -128,15 +129,15 @@ class Embedder:
       for chunk in chunks:
         yield compute(chunk.content)
         done += chunk.size
-        # The encoder's own bar may have advanced this one already.
+        # The encoder's own progress bar may already have advanced this bar.
         bar.update(max(0, done - bar.n))
 
   def __call__(self, text_set: TextSet) -> np.ndarray:
     """Returns the vectors of a text set, float32 [N, D].
 
     Raises:
-      InputError: a value is not finite, or too large for a norm in float32; or the vectors are
-        narrower than a size in `dimensions`.
+      InputError: a vector contains a value that is not finite, the float32 norm of a vector
+        overflows, or the vectors are narrower than a size in `dimensions`.
     """
     if text_set.split is None:
       texts, keys = text_set.texts, _keys(text_set)
@@ -149,7 +150,7 @@ class Embedder:
       count_N = np.array([len(pieces_of_text) for pieces_of_text in pieces])
       flat = dataclasses.replace(text_set, texts=[x for y in pieces for x in y], split=None)
       first_N = np.cumsum(count_N) - count_N
-      # The vectors of the pieces are averaged as they are, without normalization.
+      # The piece vectors are averaged without normalization.
       sum_ND = np.add.reduceat(self(flat), first_N, axis=0, dtype=np.float32)
       means.append(sum_ND / count_N[:, None].astype(np.float32))
     return np.concatenate(means)
@@ -170,7 +171,8 @@ class Embedder:
   def share(self, text_sets: Sequence[TextSet], report: Callable[[str], None]) -> None:
     """Embeds the distinct texts of several text sets together.
 
-    Later calls reuse these vectors. The vectors of an earlier `share` are discarded.
+    Later calls of the embedder reuse these vectors. The vectors of an earlier `share` are
+    discarded.
     """
     keys = dict.fromkeys(key for text_set in text_sets for key in _keys(text_set))
     self._shared.clear()
@@ -185,11 +187,11 @@ def _keys(text_set: TextSet) -> list[tuple[str, str]]:
 
 
 def _vectors(source: encoding.EncoderSource, window: tuple[list[str], list[str], str]) -> Arrays:
-  """Returns the vectors of texts, and counts of truncated texts.
+  """Returns the vectors of the texts and the counts of truncated texts.
 
   Args:
     source: The encoder.
-    window: The texts, their language codes, and the method of the encoder.
+    window: The texts, their language codes, and the encoder method to call.
   """
   texts, codes, method = window
   with np.errstate(over="ignore"):  # Values too large for float32 become infinite.

@@ -1,4 +1,4 @@
-"""Encoders as models of MTEB (`pip install 'vmsst[mteb]'`), and `vmsst eval --mteb`."""
+"""Runs encoders on MTEB, for example for `vmsst eval --mteb` (`pip install 'vmsst[mteb]'`)."""
 
 import functools
 import os
@@ -13,18 +13,19 @@ from vmsst.encoder import encoding
 from vmsst.io import manifest
 
 _ORGANIZATION = "vmsst"
-"""Prefix for the names of models, in place of an owner on the Hugging Face Hub."""
+"""Prefix of model names, in place of the owner on the Hugging Face Hub."""
 
 
 class MtebModel:
   """Wraps an encoder as a model for `mteb.evaluate`.
 
-  Queries and documents of retrieval tasks get the encoder's prompts, if it has any. In monolingual
-  tasks, the language is passed to encoders that have this option.
+  In retrieval tasks, the encoder's prompts, if any, are applied to queries and documents. In
+  monolingual tasks, the language is passed to encoders with the option `language`.
 
   Attributes:
-    mteb_model_meta: Name and revision; mteb stores results under both. The revision is the start of
-      the encoder's digest, followed by a hash of its `prompt`, if it has one.
+    mteb_model_meta: Name and revision of the model; mteb stores results under the name and the
+      revision. The revision is the start of the encoder's digest, followed by a hash of the
+      encoder's `prompt` if the encoder has one.
   """
 
   def __init__(self, encoder: Any, name: str):
@@ -32,7 +33,7 @@ class MtebModel:
 
     Args:
       encoder: An object with `encode(texts)`, as `vmsst.load` returns it.
-      name: Name or path of the encoder; its last component names the results.
+      name: Name or path of the encoder; results are stored under its last component.
 
     Raises:
       InputError: mteb is not installed.
@@ -42,7 +43,8 @@ class MtebModel:
       from mteb.models.model_meta import ModelMeta, ScoringFunction
     self._encoder = encoder
     similarity_fn = ScoringFunction(getattr(encoder, "similarity_fn_name", "cosine"))
-    # mteb calls these for similarities of all pairs, [N, M], and of corresponding rows, [N].
+    # mteb calls these functions for the similarities of all pairs, [N, M], and of corresponding
+    # rows, [N].
     self.similarity = functools.partial(
       similarity_functions.select_similarity, similarity_fn=similarity_fn
     )
@@ -88,7 +90,7 @@ class MtebModel:
 
 
 def get_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
-  """Returns the tasks of MTEB for each name of a task or benchmark.
+  """Returns the MTEB tasks with these names, and all tasks of the MTEB benchmarks with these names.
 
   Raises:
     InputError: mteb is not installed, or a name is unknown.
@@ -110,7 +112,7 @@ def get_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
 def evaluate(
   encoder: Any, tasks: Sequence[Any], output: str | os.PathLike[str], *, name: str
 ) -> dict[str, float]:
-  """Evaluates an encoder on tasks of MTEB; returns the main score of each task, times 100.
+  """Evaluates an encoder on MTEB tasks; returns the main score of each task, times 100.
 
   The mteb package downloads the data.
 

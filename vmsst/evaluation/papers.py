@@ -1,20 +1,21 @@
-"""Published numbers of the five papers, for comparison with evaluations.
+"""Published numbers from the five papers, for comparison with evaluation results.
 
 The numbers are in papers.json:
 
-* `papers`: titles of the papers by short key.
-* `tables`: columns of each table, as [benchmark, name] or [benchmark, name, of] (see `Number`), and
-  its rows by system. A `note` explains a table that contradicts itself.
+* `papers`: paper titles by short key.
+* `tables`: the columns of each table, as [benchmark, name] or [benchmark, name, of] (see `Number`),
+  and the rows by system. If a table contradicts itself, a `note` explains how.
 * `main`: averages to show first.
-* `remarks`: conditions under which results of a benchmark are comparable with the papers.
+* `remarks`: conditions under which benchmark results are comparable with the papers.
 
 These numbers are omitted:
 
-* STS and BUCC of the soft contrastive paper. They measure MTEB's collections with these names, not
-  the benchmarks here.
-* Single languages in Table 6 of the VMSST paper. Their labels contradict the values: Arabic and
-  Spanish appear swapped.
-* Table 8 of the VMSST paper. It averages over seen and unseen languages without naming them.
+* STS and BUCC in the soft contrastive paper. The paper uses the MTEB tasks with these names, not
+  the benchmarks in this library.
+* The per-language results in Table 6 of the VMSST paper. The labels contradict the values, because
+  Arabic and Spanish appear to be swapped.
+* Table 8 of the VMSST paper. The table averages over seen and unseen languages without naming the
+  languages.
 """
 
 import dataclasses
@@ -39,11 +40,12 @@ class Number:
     system: Name of the encoder.
     benchmark: Name of the benchmark in this library.
     name: Name of the average in the benchmark's summary, or metric of a single result.
-    of: Identifies a single result; None for an average. It has the language codes: "de-en" for
-      both directions, "de->en" from German to English, or "de->*" from German to all others. If the
-      benchmark has several domains or texts, this name comes first, before a space.
+    of: Identifies a single result by its language codes, or None for an average. "de-en" means both
+      directions, "de->en" means from German to English, and "de->*" means from German to all other
+      languages. If the benchmark has several domains or texts, the codes follow the name of the
+      domain or text and a space.
     value: The published value; accuracies are percentages.
-    note: Remark on the table, or "".
+    note: Remark on the table; empty if there is none.
   """
 
   paper: str
@@ -100,7 +102,7 @@ def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> 
     codes: Language codes of the result.
     metric: Name of the metric.
   """
-  if name.startswith("track4b."):  # The papers report track 4a of xlsts, with the same languages.
+  if name.startswith("track4b."):  # The papers report track 4a, which has the same languages.
     return []
   domain = name.rpartition(" ")[0]
   joined = ("->" if "->" in name else "-").join(codes)
@@ -117,7 +119,7 @@ def _index() -> dict[tuple[str, str, Hashable], list[Number]]:
 
 
 def _key(of: str) -> Hashable:
-  """Returns the domain and the languages; their order counts only after "->"."""
+  """Returns the domain and the languages; the language order matters only for "->"."""
   domain, _, codes = of.rpartition(" ")
   if "->" in codes:
     return domain, tuple(map(_language, codes.split("->")))
@@ -141,7 +143,7 @@ SCORE_COMPONENTS: dict[str, list[tuple[str, str]]] = {
   "NQ": [("questions", "nq")],
   "MKQA": [("questions", "mkqa")],
 }
-"""Components of the Score in section 6.2: the mean of the listed averages (benchmark, name)."""
+"""Components of the Score in section 6.2; each is the mean of the listed (benchmark, name)."""
 
 
 def overall_score(results: Mapping[str, Any]) -> results_files.Numbers:

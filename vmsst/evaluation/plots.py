@@ -3,8 +3,8 @@
     vmsst.plots.similarity(["How are you?", "Wie geht's?", "It rains."], encoder=encoder)
     vmsst.plots.languages(encoder.encode(texts), codes).savefig("languages.png")
 
-With `%matplotlib inline`, a notebook shows the figure that a cell returns. The other functions draw
-the images of reports, of class `Image`.
+With `%matplotlib inline`, a notebook shows the figure that a cell returns. The remaining functions
+draw the images in reports, which are `Image` objects.
 """
 
 import base64
@@ -22,9 +22,9 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism
 from vmsst.search import exact_search
 
-_MAX_COSINES = 20  # Rows and columns of a plot that prints its cosines.
-_MAX_LABEL = 40  # Characters of a sentence in a label.
-_MAX_NUMBERS = 40  # Languages of a heat map that prints its numbers.
+_MAX_COSINES = 20  # Maximum rows and columns for printing the cosines.
+_MAX_LABEL = 40  # Maximum characters of a sentence in a label.
+_MAX_NUMBERS = 40  # Maximum languages for printing numbers in a heat map.
 _STYLE: Any = {
   "axes.spines.right": False,
   "axes.spines.top": False,
@@ -59,7 +59,7 @@ def similarity(
     [text if len(text) <= _MAX_LABEL else f"{text[: _MAX_LABEL - 1]}…" for text in texts]
     for texts in (sentences, columns)
   )
-  # Size in inches: cells, plus space for the labels.
+  # Figure size in inches: the cells, plus space for the labels.
   width = 0.6 * len(column_labels) + 0.08 * max(map(len, row_labels)) + 1.5
   height = 0.4 * len(row_labels) + 0.06 * max(map(len, column_labels)) + 0.3
   figure = _figure((width, height))
@@ -84,7 +84,7 @@ def languages(vectors: Any, labels: Sequence[str]) -> Any:
 
   Args:
     vectors: Sentence vectors [N, D]; they are normalized.
-    labels: Language or another label of each vector.
+    labels: Label of each vector, such as its language.
 
   Raises:
     InputError: the numbers of vectors and labels differ, or matplotlib is not installed.
@@ -121,7 +121,7 @@ def _figure(size: tuple[float, float]) -> Any:
 class Image:
   """An SVG image for the `img` element of a report.
 
-  The image has no scripts or links, so that it cannot change the page. The same data gives the same
+  The image contains no scripts or links, so it cannot change the page. The same data gives the same
   bytes.
 
   Attributes:
@@ -134,7 +134,7 @@ class Image:
 
 
 def error_figures(subtitle: str, result: suite.Result) -> list[Image]:
-  """Draws the error matrix of a result of `benchmarks.agnosticism`, and a tree of its languages.
+  """Draws the error matrix of a `benchmarks.agnosticism` result and a tree of its languages.
 
   Args:
     subtitle: Encoder and text, for the titles.
@@ -148,7 +148,7 @@ def error_figures(subtitle: str, result: suite.Result) -> list[Image]:
 
   tree_M4 = agnosticism.language_tree(error_LL)
   order = hierarchy.leaves_list(tree_M4)
-  # M rows and columns: the languages in the order of the tree, then the average.
+  # The M rows and columns are the languages in tree order, then the average.
   error_LL = error_LL[np.ix_(order, order)]
   source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
   cell_MM = np.full((count + 1, count + 1), source_L.mean())
@@ -157,7 +157,7 @@ def error_figures(subtitle: str, result: suite.Result) -> list[Image]:
   names = [*(labels[row] for row in order), "average"]
 
   def draw_matrix(axes: Any) -> None:
-    # Numbers are readable only on the lighter half of the colors.
+    # Only the lighter half of the colors is used, because numbers are not readable on dark colors.
     axes.imshow(cell_MM, cmap="Reds", vmin=0, vmax=2 * np.nanmax(cell_MM) or 1)
     axes.set_xticks(range(count + 1), names, rotation=90)
     axes.set_yticks(range(count + 1), names)
@@ -187,12 +187,12 @@ def error_figures(subtitle: str, result: suite.Result) -> list[Image]:
 
 
 def _image(title: str, draw: Callable[[Any], None], width: float, height: float) -> Image:
-  """Returns the image that `draw` draws on its axes; width and height are in inches."""
+  """Returns the image that `draw` creates on the given axes; width and height are in inches."""
   import matplotlib
   from matplotlib.figure import Figure
 
   with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-    # Letters missing from matplotlib's font do not matter: the browser draws the text.
+    # Letters missing from matplotlib's font do not matter, because the browser draws the text.
     warnings.filterwarnings("ignore", message="Glyph .* missing from font")
     figure = Figure(figsize=(width, height))
     draw(figure.subplots())

@@ -16,20 +16,20 @@ from vmsst.evaluation.benchmarks import agnosticism, own_files
 ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
 """Results of one benchmark, by encoder."""
 
-_MAX_ROWS = 400  # A longer table would be hard to read.
+_MAX_ROWS = 400  # Longer tables would be hard to read.
 
 Cells = dict[tuple[str, str], str]
-"""Texts by row name and column name."""
+"""Cell texts by row name and column name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """A table of texts.
+  """A table whose cells are texts.
 
   Attributes:
     title: Title of the table.
-    header: Heading of the row names, then the column names.
-    rows: Texts of each row, by row name.
+    header: Heading of the column with the row names, followed by the other column names.
+    rows: The cells of each row, by row name.
   """
 
   title: str
@@ -39,7 +39,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Section:
-  """A section of the report; `notes` explain limits of comparability."""
+  """A section of the report; `notes` explain which numbers are not comparable."""
 
   title: str
   notes: list[str] = dataclasses.field(default_factory=list)
@@ -50,7 +50,7 @@ class Section:
 def html(folders: Iterable[str | os.PathLike[str]]) -> str:
   """Returns a report as a self-contained HTML page.
 
-  It shows published numbers next to measured numbers of the same metric and data.
+  The report shows published numbers next to numbers measured with the same metric and data.
 
   Args:
     folders: Output folders of `vmsst eval`, local or in an object store.
@@ -99,7 +99,8 @@ def sections(by_encoder: Mapping[str, results_files.Results]) -> list[Section]:
   user_tables = [
     _table(next(iter(x.values()))["title"], "System", _averages(x)) for x in user_files
   ]
-  # The overview has the main averages of each benchmark or, if it has none, the first average.
+  # The overview shows the main averages of each benchmark. For a benchmark without main averages,
+  # it shows the first average.
   overview: Cells = {}
   for name, benchmark_results in by_benchmark.items():
     main = [average for benchmark, average in papers.content()["main"] if benchmark == name]
@@ -124,11 +125,11 @@ def sections(by_encoder: Mapping[str, results_files.Results]) -> list[Section]:
 
 
 def _averages(by_encoder: ResultsByEncoder) -> Cells:
-  """Returns the averages of a benchmark, with a row per encoder and size of truncated vectors."""
+  """Returns the averages of a benchmark, with one row per encoder and vector size."""
   cells: Cells = {}
   for encoder, scored in by_encoder.items():
     summaries = {encoder: scored["summary"]}
-    for cut in scored.get("dimensions", [])[:-1]:  # The last one has the full vectors.
+    for cut in scored.get("dimensions", [])[:-1]:  # The last entry is for the full vectors.
       summaries[f"{encoder}, first {cut['dimension']} dimensions"] = cut["summary"]
     for row, summary in summaries.items():
       cells |= {(row, key): f"{value:.2f}" for key, value in summary.items()}
@@ -148,7 +149,7 @@ def _benchmark(name: str, by_encoder: ResultsByEncoder) -> Section:
         section.figures.extend(plots.error_figures(f"{encoder}, {title}", text))
     results[encoder] = [*_error_rows(results[encoder])]
   if len({frozenset(x.name for x in rows) for rows in results.values()}) > 1:
-    note = "The encoders were evaluated on different sets: their averages are not comparable."
+    note = "The encoders were evaluated on different sets, so their averages are not comparable."
     section.notes.append(note)
   cells = _averages(by_encoder)
   published = {average: papers.for_average(name, average) for _, average in cells}
@@ -156,10 +157,10 @@ def _benchmark(name: str, by_encoder: ResultsByEncoder) -> Section:
   section.notes.extend(
     dict.fromkeys(f"{x.source}: {x.note}" for y in published.values() for x in y if x.note)
   )
-  title = "Averages, next to published ones"
+  title = "Averages, next to published averages"
   section.tables.append(_table("Averages", "System", cells))
   section.tables.append(_table(title, "System", compared | _paper_cells(published)))
-  # Measured columns come first, then published numbers for the same languages.
+  # Columns with measured numbers come first, then published numbers for the same languages.
   measured_columns: Cells = {}
   published_columns: Cells = {}
   for metric in dict.fromkeys(x for rows in results.values() for y in rows for x in y.metrics):
@@ -176,16 +177,16 @@ def _benchmark(name: str, by_encoder: ResultsByEncoder) -> Section:
 
 
 def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
-  """Yields the rows of the results table, with error matrices as one row per cell.
+  """Yields the rows of the results table; each cell of an error matrix becomes one row.
 
-  For each matrix, rows named "de->*" and "*->de" have the mean error of searches from and into a
-  language. With several texts, the row "de" has the mean error of German on every text, as in the
-  paper's Table 5: over all cells with German queries or candidates, with equal weight for all
-  German versions.
+  For each matrix, the row "de->*" shows the mean error over German queries, and the row "*->de"
+  shows the mean error over German candidates. If there are several texts, the row "de" shows the
+  mean error per text over all cells with German queries or German candidates, as in the paper's
+  Table 5. All German versions have equal weight.
   """
   texts = [result for result in results if result.arrays]
   errors_by_code: dict[str, dict[str, list[float]]] = {}
-  codes: dict[languages.Language, str] = {}  # The first code of each language.
+  codes: dict[languages.Language, str] = {}  # The code used first for each language.
   for text in texts:
     error_LL = np.array(text.arrays["error"])
     source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
@@ -207,7 +208,7 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
 
 
 def _gaps(by_encoder: Mapping[str, results_files.Results]) -> Iterator[str]:
-  """Yields a note for each missing benchmark, set, or list of training languages."""
+  """Yields a note for each benchmark, test set or list of training languages that is missing."""
   for encoder, results in by_encoder.items():
     for verb, reasons in (("failed", results["failed"]), ("was not run", results["absent"])):
       yield from (f"{encoder}: {name} {verb}: {reason}" for name, reason in reasons.items())
@@ -219,19 +220,19 @@ def _gaps(by_encoder: Mapping[str, results_files.Results]) -> Iterator[str]:
 
 
 def _table(title: str, corner: str, cells: Cells) -> Table:
-  """Returns a table; rows and columns are in the order of their first cell."""
+  """Returns a table with rows and columns in the order in which they first occur in `cells`."""
   columns = list(dict.fromkeys(column for _, column in cells))
   rows = list(dict.fromkeys(row for row, _ in cells))
   if len(rows) > _MAX_ROWS:
-    title += f" (the first {_MAX_ROWS} of {len(rows):,}; results.json has all)"
+    title += f" (the first {_MAX_ROWS} of {len(rows):,} rows; see results.json for all rows)"
   texts = {row: [cells.get((row, x), "–") for x in columns] for row in rows[:_MAX_ROWS]}
   return Table(title, [corner, *columns], texts)
 
 
 def _paper_cells(numbers: Mapping[str, Iterable[papers.Number]]) -> Cells:
-  """Returns the cells of published numbers, with systems as rows and the keys as columns."""
+  """Returns the table cells for published numbers, with systems as rows and keys as columns."""
   return {
-    # Papers print one or two decimals, so that the value is not rounded here.
+    # Papers print one or two decimals, so the value is not rounded here.
     (f"{number.system} ({number.source})", key): str(float(number.value))
     for key, values in numbers.items()
     for number in values

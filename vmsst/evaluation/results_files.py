@@ -1,4 +1,4 @@
-"""The format of results.json, the results of one encoder, as types for validation by msgspec."""
+"""Types of results.json, the file with the results of one encoder; msgspec validates it."""
 
 import re
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -11,7 +11,7 @@ from vmsst.io import input_files
 NAME = "results.json"
 
 Numbers = dict[str, float]
-"""Values of metrics or averages by name, times 100."""
+"""Metrics or averages by name, times 100."""
 
 
 class Encoder(TypedDict):
@@ -23,7 +23,7 @@ class Encoder(TypedDict):
 
 
 class ResultRecord(TypedDict):
-  """A `suite.Result`."""
+  """A `suite.Result` as JSON."""
 
   name: str
   languages: list[str]
@@ -32,7 +32,7 @@ class ResultRecord(TypedDict):
 
 
 class Cut(TypedDict):
-  """Averages for vectors with this number of leading dimensions."""
+  """Averages for vectors truncated to their first `dimension` values."""
 
   dimension: Annotated[int, msgspec.Meta(gt=0)]
   summary: Numbers
@@ -44,7 +44,7 @@ class BenchmarkResults(TypedDict):
   Attributes:
     title: Title for reports.
     summary: Averages by name.
-    missing: Names of missing results and languages.
+    missing: Names of the expected results and languages that are missing.
     results: All results.
     digest: Digest of the benchmark's files, added by `vmsst eval`.
     dimensions: Averages by vector size, if several sizes were requested; full vectors come last.
@@ -65,8 +65,8 @@ class Results(TypedDict):
     encoder: The encoder.
     max_length: Maximum tokens per text, if known; longer texts were truncated.
     seen: Names of the languages of the training data, or None if they are unknown.
-    absent: Reasons for absent benchmarks, by benchmark.
-    failed: Reasons for failed benchmarks, by benchmark.
+    absent: Why each absent benchmark was not run, by benchmark.
+    failed: Why each failed benchmark could not be scored, by benchmark.
     benchmarks: Results by benchmark.
   """
 
@@ -96,5 +96,5 @@ def markdown(results: Results) -> str:
 
 
 def _escape(text: str) -> str:
-  """Escapes Markdown and HTML, on one line."""
+  """Escapes Markdown and HTML, and joins the lines."""
   return re.sub(r"([\\`*_\[\]|#~$!<>&])", r"\\\1", " ".join(text.split()))

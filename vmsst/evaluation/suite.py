@@ -26,18 +26,18 @@ from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
 from vmsst.io import input_files
 
 INCOMPLETE = " (incomplete)"
-"""Suffix for the name of an average over incomplete results."""
+"""Suffix for the names of averages with missing results."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """Scores of one language, language pair or file.
+  """Scores for one language, language pair or file.
 
   Attributes:
     name: Name, unique within the benchmark.
     languages: Codes of the languages.
     metrics: Metrics by name, times 100.
-    arrays: Further data for reports by name, such as a matrix (as nested lists) and its labels.
+    arrays: Additional data for reports, by name, such as a matrix (as nested lists) and its labels.
   """
 
   name: str
@@ -53,10 +53,10 @@ class Task:
   Attributes:
     name: Name, unique within the benchmark.
     text_sets: The texts to embed.
-    score: Computes results from one array [N, D] per text set.
+    score: Function that takes the vectors [N, D] of each text set and returns the results.
     held_out: Text sets to exclude from training data, such as test splits (default: all).
-    large: Whether to embed the texts of this task separately and to free their vectors after
-      scoring. The vectors of all other tasks of a benchmark are in memory at the same time, one
+    large: Whether to embed the texts of this task separately and free their vectors after scoring.
+      In each benchmark, the vectors of all tasks that are not large stay in memory together, one
       per distinct text.
   """
 
@@ -67,7 +67,7 @@ class Task:
   large: bool = False
 
   def held_out_texts(self) -> Iterator[str]:
-    """Yields the texts to exclude from training data; split texts piece by piece."""
+    """Yields the texts to exclude from training data; texts that are split yield their pieces."""
     for text_set in self.text_sets if self.held_out is None else self.held_out:
       for text in text_set.texts:
         yield from [text] if text_set.split is None else text_set.split(text)
@@ -75,11 +75,11 @@ class Task:
   def results(
     self, vectors: embedder.Embedder, sizes: Sequence[int | None]
   ) -> dict[int | None, list[Result]]:
-    """Returns the results of vectors truncated to each size.
+    """Returns the results for each size to which vectors are truncated.
 
     Args:
       vectors: Embeds the texts.
-      sizes: Numbers of leading dimensions to keep. The size None keeps all.
+      sizes: Numbers of leading dimensions to keep. None keeps all dimensions.
     """
     arrays = [vectors(text_set) for text_set in self.text_sets]
     return {size: self.score(*(array_ND[:, :size] for array_ND in arrays)) for size in sizes}
@@ -94,7 +94,7 @@ def pair_task(
     name: Name of the task and of the result.
     codes: Codes of the two languages.
     texts: The texts in each language.
-    score: Computes metrics from the vectors of both text sets.
+    score: Function that computes metrics from the vectors of both text sets.
   """
   text_sets = tuple(map(TextSet, codes, texts))
   pair = tuple(text_set.language for text_set in text_sets)
@@ -102,7 +102,7 @@ def pair_task(
 
 
 SeenTest = Callable[[Iterable[str]], bool]
-"""Returns whether all languages, given as codes, are in the training data."""
+"""Function that returns whether all languages, given as codes, are in the training data."""
 Seen = SeenTest | None
 """A `SeenTest`, or None if the languages of the training data are unknown."""
 
@@ -114,8 +114,8 @@ class Files:
   Attributes:
     folders: Required folders under the data root. If one is missing, the benchmark is absent.
     layout: Description of the expected files, for messages.
-    optional: Glob patterns of optional files outside these folders, relative to the data root.
-    root: Data root of this benchmark (default: the root given to `evaluate`).
+    optional: Glob patterns for optional files outside these folders, relative to the data root.
+    root: Data root for this benchmark (default: the data root passed to `evaluate`).
   """
 
   folders: tuple[str, ...]
@@ -124,12 +124,12 @@ class Files:
   root: storage.Path | None = None
 
   def absence(self, root: storage.Path) -> str | None:
-    """Returns which folders are missing, as a message; None if all exist."""
+    """Returns a message with the missing folders, or None if all folders exist."""
     missing = [str(root / name) for name in self.folders if not (root / name).is_dir()]
-    return f"no folder {', '.join(missing)} ({self.layout})" if missing else None
+    return f"no folder {', '.join(missing)} (expected files: {self.layout})" if missing else None
 
   def find(self, root: storage.Path) -> list[storage.Path]:
-    """Returns all files except hidden ones; follows links to folders."""
+    """Returns all files except hidden files; follows links to folders."""
     root = self.root or root
     folders = [root / name for name in self.folders if (root / name).is_dir()]
     inside = (x / name for x in folders for name in storage.files_below(x, through_links=True))
@@ -150,16 +150,16 @@ class Files:
     return total.hexdigest()
 
 
-# The cache helps because several benchmarks read the same files.
+# Cached because several benchmarks read the same files.
 @functools.cache
 def _checksum(path: storage.Path, version: object) -> str:
-  del version  # Only part of the cache key: a changed file is read again.
+  del version  # Part of the cache key, so that a changed file is read again.
   return input_files.sha256(path)
 
 
 @dataclasses.dataclass(frozen=True)
 class Benchmark:
-  """A benchmark: its files and its protocol.
+  """The files and the protocol of a benchmark.
 
   Attributes:
     name: Unique name.
@@ -167,9 +167,9 @@ class Benchmark:
     files: The files.
     read: Reads the tasks from a data root; raises InputError with file and line if a file is
       broken.
-    averages: Computes the averages by name from all results, the test for seen languages, and
-      whether the results are complete.
-    sets: Names of the expected results, or expected languages. If empty, results are always
+    averages: Function that takes all results, the `Seen` test, and whether the results are
+      complete, and returns the averages by name.
+    sets: Expected results, by name, or expected languages. If empty, the results always count as
       complete.
   """
 
@@ -181,14 +181,14 @@ class Benchmark:
   sets: Sequence[str | languages.Language] = ()
 
   def gaps(self, results: Iterable[Result]) -> list[str]:
-    """Returns the expected results and languages that are missing, by name."""
+    """Returns the names of the expected results and languages that are missing."""
     results = list(results)
     present: set[str | languages.Language] = {result.name for result in results}
     present |= {languages.language(code) for result in results for code in result.languages}
     return [str(getattr(item, "name", item)) for item in self.sets if item not in present]
 
   def summarize(self, results: Sequence[Result], seen: Seen) -> Numbers:
-    """Returns the averages; the names of incomplete ones end in `INCOMPLETE`."""
+    """Returns the averages; the names of incomplete averages end in `INCOMPLETE`."""
     return self.averages(results, seen, not self.gaps(results))
 
 
@@ -199,7 +199,7 @@ def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
 
 
 def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:
-  """Returns the mean by name, with the suffix `INCOMPLETE` if needed; {} without values."""
+  """Returns {name: mean}, with the suffix `INCOMPLETE` if not `complete`; {} without values."""
   values = list(values)
   if not values:
     return {}
@@ -209,7 +209,7 @@ def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:
 def group_means(
   results: Iterable[Result], metric: str, groups: Mapping[str, Collection[str]]
 ) -> Numbers:
-  """Returns the mean of a metric over each group; `groups` has the names of the results."""
+  """Returns the mean of a metric over each group; `groups` lists result names by group."""
   value_by_name = {
     result.name: result.metrics[metric] for result in results if metric in result.metrics
   }
@@ -236,7 +236,7 @@ def seen_means(
 
 
 def metric_means(*metrics: str) -> Callable[[Sequence[Result], Seen, bool], Numbers]:
-  """Returns a function for `Benchmark.averages`: the mean and the `seen_means` of each metric."""
+  """Returns a `Benchmark.averages` function for the mean and the `seen_means` of each metric."""
 
   def summarize(results: Sequence[Result], seen: Seen, complete: bool) -> Numbers:
     means: Numbers = {}
@@ -254,9 +254,9 @@ def collect_results(scored: BenchmarkResults) -> list[Result]:
 
 
 def settings(encoder: Any, name: str, seen: Iterable[languages.Language] | None) -> dict[str, Any]:
-  """Returns the settings that all results depend on, for results.json.
+  """Returns the settings that affect all results, for results.json.
 
-  They are the identity of the encoder, its maximum length and the languages of its training data.
+  The settings are the encoder's identity, its maximum length and its training languages.
   """
   length = getattr(encoder, "max_seq_length", None)
   names = None if seen is None else sorted({language.name for language in seen})
@@ -281,7 +281,7 @@ def evaluate(
 
   All files are read before the first text is embedded. Each text of a benchmark is embedded once.
   If the vectors of a benchmark cannot be scored, the benchmark is reported as failed and the next
-  one runs.
+  benchmark runs.
 
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
@@ -289,14 +289,15 @@ def evaluate(
     benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them. Benchmarks without files are
       reported as absent.
     data_root: Data folder with one folder per benchmark, local or in an object store. Optional if
-      every benchmark has a root of its own.
+      every benchmark has its own root.
     name: Name of the encoder.
     seen: Languages of the training data, if known.
-    dimensions: Sizes of truncated vectors to evaluate too, as with `encode(truncate_dim=)`.
-    report: Receives progress lines.
+    dimensions: Sizes of truncated vectors to evaluate as well, as with `encode(truncate_dim=)`.
+    report: Function that receives progress lines.
     vectors: Embeds the texts and defines `dimensions` (default: an embedder in this process).
     finished: Results by benchmark from an earlier run. These benchmarks are not run again.
-    save: Receives the results of each benchmark as soon as it is finished.
+    save: Function that receives each benchmark and its results as soon as the benchmark is
+      finished.
 
   Returns:
     The content of a results.json; see `results_files.Results`.
@@ -315,7 +316,7 @@ def evaluate(
       reason = benchmark.files.absence(benchmark_root)
       tasks[key] = [] if reason else benchmark.read(benchmark_root)
       if not tasks[key]:
-        absent[key] = reason or f"no files in {benchmark_root} ({benchmark.files.layout})"
+        absent[key] = reason or f"no files in {benchmark_root} (expected: {benchmark.files.layout})"
       report(f"{key}: absent: {absent[key]}" if key in absent else f"{key}: waiting")
   if absent and len(absent) == len(by_name):
     reasons = "; ".join(f"{key} is absent: {reason}" for key, reason in absent.items())

@@ -26,7 +26,7 @@ class Part(msgspec.Struct, frozen=True):
   Attributes:
     bytes: Size of the part's file.
     sha256: SHA-256 of the part's file.
-    key: Identifies the inputs of the part; see `vmsst.jobs.job.Part`.
+    key: Identifies the inputs of the part; see `vmsst.jobs.job.Task`.
     facts: JSON object returned by the function that wrote the part.
   """
 

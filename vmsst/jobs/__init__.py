@@ -1,1 +1,1 @@
-"""Outputs, locks and resumption: the only package that persists."""
+"""Jobs, outputs and locks. No other package locks, resumes or records provenance."""

@@ -1,4 +1,4 @@
-"""The process of a command, `vmsst` or `t5x`: its signals, its messages and its exit status."""
+"""Signals, error messages and exit status of a command, `vmsst` or `t5x`."""
 
 import contextlib
 import os
@@ -11,51 +11,53 @@ from typing import Any
 
 from vmsst import errors
 
-_ENDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+_MESSAGES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 @contextlib.contextmanager
 def _handler(handler: Any, *numbers: int) -> Iterator[None]:
-  """Sets the handler of signals that have the one Python starts with."""
-  usual = (signal.SIG_DFL, signal.default_int_handler)
+  """Sets a signal handler inside `with`, unless the program has replaced Python's handler."""
+  defaults = (signal.SIG_DFL, signal.default_int_handler)
   former: dict[int, Any] = {}
-  with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
-    former = {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) in usual}
+  with contextlib.suppress(ValueError):  # Only the main thread can set handlers.
+    former = {n: signal.signal(n, handler) for n in numbers if signal.getsignal(n) in defaults}
   try:
     yield
   finally:
-    for number, before in former.items():
-      signal.signal(number, before)
+    for number, former_handler in former.items():
+      signal.signal(number, former_handler)
 
 
 @contextlib.contextmanager
 def default_interrupt() -> Iterator[None]:
-  """Makes Ctrl-C end the process inside, unless the process has a handler of its own.
+  """Makes Ctrl-C end the process inside `with`, unless the program has its own handler.
 
-  Python would raise an exception, which libraries do not expect while they are imported.
+  By default, Ctrl-C raises an exception in Python. Libraries do not expect exceptions while they
+  are imported.
   """
   with _handler(signal.SIG_DFL, signal.SIGINT):
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see `launch.main`
+    # `launch.main` blocks the signal before it re-executes the process.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     yield
 
 
 @contextlib.contextmanager
 def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]:
-  """Runs a command inside `with`: there, errors become a message and an exit status.
+  """Runs a command inside `with`. Errors that a user can fix become a message and an exit status.
 
-  SIGINT and SIGTERM raise an exception, so that the command removes its temporary files. During an
-  import they end the process instead: libraries do not expect exceptions there. The message of an
-  error is one line without control characters, whatever names of files it contains. Errors other
-  than the ones a user can fix are raised.
+  The message is one line without control characters, even if a file name contains some. Other
+  errors are raised. SIGINT and SIGTERM raise an exception, so that the command removes its
+  temporary files. During an import, the signals end the process instead, because libraries do not
+  expect exceptions while they are imported.
 
   Args:
-    name: Name for messages.
-    owns_process: Whether the process was started for the command. Otherwise, the former signal
-      handlers are restored at the end.
+    name: Name of the command, for messages.
+    owns_process: Whether the process was started for the command. If not, its signal handlers are
+      restored at the end.
 
   Yields:
-    The state of the command: its exit `status` at the end; a `hint` at the end of the message about
-    a signal; and whether to be `verbose`, to show the stack traces of errors.
+    The state of the command. `status` is the exit status at the end. The command can set `hint`,
+    text to append to the message about a signal, and `verbose`, to show stack traces of errors.
   """
   state, signals, error = types.SimpleNamespace(status=0, hint="", verbose=False), [], None
 
@@ -69,12 +71,13 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
 
   if owns_process:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-      signal.signal(signal.SIGINT, signal.SIG_DFL)  # also while the process exits
+      # `_handler` restores this handler, so Ctrl-C also ends the process while it exits.
+      signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
-      if stream is not None:  # Names of files may not be UTF-8.
+      if stream is not None:  # A file name in a message is not always UTF-8.
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
   try:
-    with _handler(stop, *_ENDS):
+    with _handler(stop, *_MESSAGES):
       yield state
   except BaseException as raised:
     error = raised
@@ -82,16 +85,16 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
     print(end="", flush=True)
   except OSError as unwritten:
     error = error or unwritten
-    # Python would write again, when it exits, what standard output has buffered.
+    # Python flushes the buffer again when it exits. Let it write to nowhere, without an error.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   if signals or isinstance(error, KeyboardInterrupt):
     number = signal.Signals(signals[-1] if signals else signal.SIGINT)
     state.status = 128 + number
-    print(f"{name}: {_ENDS[number]}{state.hint}", file=sys.stderr)
-  elif isinstance(error, BrokenPipeError):  # The reader of the output has closed it.
+    print(f"{name}: {_MESSAGES[number]}{state.hint}", file=sys.stderr)
+  elif isinstance(error, BrokenPipeError):  # A reader such as `head` has closed the pipe.
     state.status = 1
-  # The last is of a file name that is not UTF-8.
   elif isinstance(error, errors.InputError | OSError | UnicodeEncodeError):
+    # UnicodeEncodeError: a file name on the command line is not UTF-8.
     state.status = 1
     if state.verbose:
       traceback.print_exception(error)
@@ -104,11 +107,11 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
 
 @contextlib.contextmanager
 def preserve_handlers() -> Iterator[None]:
-  """Restores the handlers of Ctrl-C and SIGTERM that a library inside replaces, also in C."""
-  handlers: dict[int, Any] = {n: signal.getsignal(n) for n in _ENDS}
+  """Restores the handlers of Ctrl-C and SIGTERM at the end, even if C code replaced them."""
+  handlers: dict[int, Any] = {n: signal.getsignal(n) for n in _MESSAGES}
   try:
     yield
   finally:
-    with contextlib.suppress(ValueError):  # not in the main thread, which handles signals
+    with contextlib.suppress(ValueError):  # Only the main thread can set handlers.
       for number, handler in handlers.items():
         signal.signal(number, handler)

@@ -1,7 +1,6 @@
-"""Where the parts of a job are written: `Local` processes, or a `Ray` cluster.
+"""Engines run the tasks of a job in `Local` processes or on a `Ray` cluster.
 
-An engine decides where parts are written, never what they contain: all engines leave the same
-bytes.
+The files that the tasks write do not depend on the engine.
 """
 
 import collections
@@ -24,60 +23,57 @@ import msgspec
 from vmsst import errors
 from vmsst.jobs import command_process
 
-RESUME = "finished parts are kept; fix this and rerun the same command to resume"
-# Most parts of a task, and fewest tasks per worker: few enough to balance the load.
-_TASK_PARTS = 8
-_TASKS_PER_WORKER = 4
+RESUME = "finished files are kept; fix this and rerun the same command to resume"
+# Workers get several short tasks at once, but at least 4 batches each, to balance the load.
+_BATCH_TASKS = 8
+_BATCHES_PER_WORKER = 4
 
-Parts = Sequence[Any]
-Do = Callable[[Parts], Iterable[Any]]
-"""Writes parts in sequence; yields what it returns for each. Must be picklable for processes."""
-
-
-def tasks(parts: Parts, workers: int) -> list[Parts]:
-  """Returns parts in the portions that workers get."""
-  size = max(1, min(_TASK_PARTS, len(parts) // (_TASKS_PER_WORKER * workers)))
-  return [parts[start : start + size] for start in range(0, len(parts), size)]
+Tasks = Sequence[Any]
+Do = Callable[[Tasks], Iterable[Any]]
+"""Runs tasks in order and yields a result for each. Must be picklable to run in other processes."""
 
 
-def do_task(do: Do, task: Parts) -> list[Any]:
-  """Writes the parts of a task in this process, which is a worker."""
-  return list(do(task))
+def batches(tasks: Tasks, workers: int) -> list[Tasks]:
+  """Splits tasks into the batches that workers get."""
+  size = max(1, min(_BATCH_TASKS, len(tasks) // (_BATCHES_PER_WORKER * workers)))
+  return [tasks[start : start + size] for start in range(0, len(tasks), size)]
+
+
+def run_batch(do: Do, batch: Tasks) -> list[Any]:
+  """Runs a batch of tasks in this process, a worker."""
+  return list(do(batch))
 
 
 def keep_busy(
-  waiting: Sequence[Parts],
-  most: int,
-  submit: Callable[[Parts], "Future[list[Any]]"],
-  on_failure: Callable[[Exception, Parts], None] | None = None,
+  batches: Sequence[Tasks],
+  workers: int,
+  submit: Callable[[Tasks], "Future[list[Any]]"],
+  on_failure: Callable[[Exception, Tasks], None] | None = None,
 ) -> Iterator[Any]:
-  """Runs at most `most` tasks at a time; yields the results of each that is done.
+  """Keeps all workers busy, and yields the results of each batch when it is done.
 
   Args:
-    waiting: The tasks.
-    most: Number of tasks to run at a time.
-    submit: Starts a task.
-    on_failure: Gets the error of a failed task, and the task: raises the error to report, or
-      returns to start the task again (default: raises the error).
+    batches: The batches.
+    workers: Number of batches to run at a time.
+    submit: Starts a batch.
+    on_failure: Called with the error and the batch that failed. It either raises an error, or
+      returns to start the batch again (default: raises the error).
   """
-  queue = collections.deque(waiting)
-  running: dict[Future[list[Any]], Parts] = {}
+  queue = collections.deque(batches)
+  running: dict[Future[list[Any]], Tasks] = {}
   while queue or running:
-    while queue and len(running) < most:
-      task = queue.popleft()
-      running[submit(task)] = task
+    while queue and len(running) < workers:
+      batch = queue.popleft()
+      running[submit(batch)] = batch
     for future in futures.wait(running, return_when=futures.FIRST_COMPLETED).done:
-      task = running[future]
+      batch = running.pop(future)
       try:
-        results = future.result()
+        yield from future.result()
       except Exception as error:
         if on_failure is None:
           raise
-        on_failure(error, task)
-        queue.append(task)
-        results = []
-      del running[future]
-      yield from results
+        on_failure(error, batch)
+        queue.append(batch)
 
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -87,9 +83,8 @@ class Local(msgspec.Struct, frozen=True):
   """Processes on this machine.
 
   Attributes:
-    workers: Number of processes; 1 is this process, unless it gets its own GPUs.
-    gpus_per_worker: GPUs of each process, whose numbers are distinct; 0: all processes see all
-      devices.
+    workers: Number of processes. With 1 worker and no `gpus_per_worker`, tasks run in this process.
+    gpus_per_worker: Number of GPUs that only one process sees; if 0, all processes see all devices.
   """
 
   workers: int = 1
@@ -99,13 +94,13 @@ class Local(msgspec.Struct, frozen=True):
 
   @property
   def in_process(self) -> bool:
-    """Whether parts are written in this process."""
+    """Whether tasks run in this process."""
     return self.workers == 1 and not self.gpus_per_worker
 
-  def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
-    """Writes parts; yields what `do` yields."""
-    if self.in_process or not parts:
-      yield from do(parts)
+  def run(self, title: str, do: Do, tasks: Tasks) -> Iterator[Any]:
+    """Runs tasks and yields their results."""
+    if self.in_process or not tasks:
+      yield from do(tasks)
       return
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible and self.workers * self.gpus_per_worker > len(visible.split(",")):
@@ -113,24 +108,25 @@ class Local(msgspec.Struct, frozen=True):
         f"{self.workers} workers with {self.gpus_per_worker} GPUs each need more GPUs than "
         f"CUDA_VISIBLE_DEVICES={visible}; use fewer workers"
       )
-    waiting = tasks(parts, self.workers)
-    others = {*multiprocessing.active_children()}
-    # Spawned, because threads of this process do not survive a fork.
+    queue = batches(tasks, self.workers)
+    former_children = {*multiprocessing.active_children()}
+    # Workers are spawned: a fork would copy locks that threads of this process hold.
     context = multiprocessing.get_context("spawn")
     pool = concurrent.futures.ProcessPoolExecutor(
-      min(self.workers, len(waiting)),
+      min(self.workers, len(queue)),
       mp_context=context,
       initializer=_start_worker,
       initargs=(context.Value("i", 0), self.workers, self.gpus_per_worker),
     )
     try:
-      yield from keep_busy(waiting, self.workers, lambda task: pool.submit(do_task, do, task))
+      yield from keep_busy(queue, self.workers, lambda batch: pool.submit(run_batch, do, batch))
     except process.BrokenProcessPool:
       raise errors.InputError(
         f"{title}: a worker process was killed (if memory ran out, use fewer workers); {RESUME}"
       ) from None
     except BaseException:
-      for worker in {*multiprocessing.active_children()} - others:  # A task may take hours.
+      # A task can take hours, so do not wait for the other workers.
+      for worker in {*multiprocessing.active_children()} - former_children:
         worker.terminate()
       raise
     finally:
@@ -138,8 +134,11 @@ class Local(msgspec.Struct, frozen=True):
 
 
 def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None:
-  """Assigns cores and GPUs; makes a worker exit silently if interrupted or its parent exits."""
-  # Read by the libraries for matmuls, which are not loaded yet.
+  """Assigns cores and GPUs to a worker process.
+
+  The worker exits without a message when it is interrupted, or when its parent exits.
+  """
+  # Libraries for matrix multiplication read these variables when they are loaded, after this call.
   threads = str(max(1, (os.cpu_count() or 1) // workers))
   for name in _THREADS:
     os.environ.setdefault(name, threads)
@@ -162,21 +161,21 @@ def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None
 
 
 ATTEMPTS = 4
-"""How often a task is tried if its worker or its node dies."""
+"""Maximum number of times that a batch is started if its worker or node dies."""
 
 
 class Ray(msgspec.Struct, frozen=True):
-  """A Ray cluster, whose nodes have this package and see the same files as this process.
+  """A Ray cluster. Its nodes must have this package and see the same files as this process.
 
-  Parts that are lost with a worker or node are written elsewhere. If this process is in a cluster
-  already (`ray.init`), it is used.
+  If a worker or a node dies, its tasks run again elsewhere. If this process is connected to a
+  cluster already (`ray.init`), the engine uses this cluster.
 
   Attributes:
     address: HOST:PORT or `ray://HOST:PORT` of a cluster (default: $RAY_ADDRESS, a cluster that runs
       on this machine, or a new one on this machine).
-    workers: Number of tasks to run at a time; None: as many as the cluster has room for. A task
-      takes one CPU.
-    gpus_per_worker: GPUs of each task.
+    workers: Number of batches to run at a time, with one CPU each (default: as many as the cluster
+      has room for).
+    gpus_per_worker: Number of GPUs for each batch.
   """
 
   address: str | None = None
@@ -186,62 +185,56 @@ class Ray(msgspec.Struct, frozen=True):
   in_process: ClassVar[bool] = False
   this_machine: ClassVar[bool] = False
 
-  def work(self, title: str, do: Do, parts: Parts) -> Iterator[Any]:
-    """Writes parts; yields what `do` yields."""
-    ray = _connect(self.address)
+  def run(self, title: str, do: Do, tasks: Tasks) -> Iterator[Any]:
+    """Runs tasks and yields their results."""
+    with errors.requires("ray", "--engine ray"):
+      import ray
+    if not ray.is_initialized():
+      os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+      address = self.address or os.environ.get("RAY_ADDRESS")
+      try:
+        # Ray warns about forks of processes with threads; these forks are harmless.
+        with command_process.preserve_handlers(), warnings.catch_warnings(action="ignore"):
+          ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
+      except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise errors.InputError(
+          f"no Ray cluster at {address or 'this machine'}: {_reason(error)}; start it (ray start), "
+          "or give another address"
+        ) from None
     gpus, total = self.gpus_per_worker, ray.cluster_resources()
     if not self.workers and gpus > total.get("GPU", 0):
       raise errors.InputError(
         f"--gpus-per-worker is {gpus}, but the Ray cluster has {total.get('GPU', 0):.0f} GPUs; add "
         "nodes, or give a smaller number"
       )
-    room = min(total.get("CPU", 1), total["GPU"] // gpus if gpus else math.inf)
-    workers = self.workers or max(1, int(room))
-    # Lost tasks are started again here, and not by Ray, which has no limit for some causes. A
-    # worker does many tasks (max_calls), also if it has GPUs, so that it keeps what it has loaded.
-    options = {"max_retries": 0, "max_calls": 0, "num_cpus": 1, "num_gpus": self.gpus_per_worker}
-    remote = ray.remote(**options)(do_task)
-    lost: collections.Counter[int] = collections.Counter()
+    capacity = min(total.get("CPU", 1), total["GPU"] // gpus if gpus else math.inf)
+    workers = self.workers or max(1, int(capacity))
+    # max_retries: this class restarts lost batches, because Ray restarts some of them forever.
+    # max_calls: workers with GPUs stay alive too, so that a loaded encoder serves many batches.
+    options: dict[str, Any] = {"max_retries": 0, "max_calls": 0, "num_cpus": 1, "num_gpus": gpus}
+    remote = ray.remote(**options)(run_batch)
+    losses: collections.Counter[int] = collections.Counter()
 
-    def submit(task: Parts) -> "Future[list[Any]]":
-      return remote.remote(do, task).future()
+    def submit(batch: Tasks) -> "Future[list[Any]]":
+      return remote.remote(do, batch).future()
 
-    def on_failure(error: Exception, task: Parts) -> None:
+    def on_failure(error: Exception, batch: Tasks) -> None:
       if isinstance(error, ray.exceptions.RayTaskError):
         raise error.cause from None
       if not isinstance(error, ray.exceptions.RayError):
         raise error
-      lost[id(task)] += 1
-      if lost[id(task)] == ATTEMPTS:
+      losses[id(batch)] += 1
+      if losses[id(batch)] == ATTEMPTS:
         raise errors.InputError(
-          f"{title} of {task[0]}: its worker was lost {ATTEMPTS} times, the last time because: "
+          f"{title} of {batch[0]}: its worker was lost {ATTEMPTS} times, the last time because: "
           f"{_reason(error)} (if memory ran out, use fewer workers); {RESUME}"
         ) from None
 
-    yield from keep_busy(tasks(parts, workers), workers, submit, on_failure)
+    yield from keep_busy(batches(tasks, workers), workers, submit, on_failure)
 
 
 Engine = Local | Ray
-"""Where parts are written."""
-
-
-def _connect(address: str | None) -> Any:
-  """Returns the module `ray`, connected to a cluster."""
-  with errors.requires("ray", "--engine ray"):
-    import ray
-  if not ray.is_initialized():
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or os.environ.get("RAY_ADDRESS")
-    try:
-      # Ray warns of forks with threads.
-      with command_process.preserve_handlers(), warnings.catch_warnings(action="ignore"):
-        ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
-      raise errors.InputError(
-        f"no Ray cluster at {address or 'this machine'}: {_reason(error)}; start it (ray start), "
-        "or give another address"
-      ) from None
-  return ray
+"""Runs the tasks of a job."""
 
 
 def _reason(error: BaseException) -> str:

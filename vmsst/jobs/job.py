@@ -1,14 +1,14 @@
-"""A job: one output, written in parts, that resumes after an interruption.
+"""A job writes one output, task by task, and resumes after an interruption.
 
-    with job.Job("vectors", inputs={"text": {"name": path, "digest": sha256}}) as work:
-      if not work.finished:
-        parts = [job.Part(f"vectors-{n:05d}.npy", (span,)) for n, span in enumerate(spans)]
-        work.run("embed", functools.partial(embed_span, encoder), parts)
-        work.finish(lines=count)
+    with job.Job("vectors", inputs={"text": {"name": path, "digest": sha256}}) as embed_job:
+      if not embed_job.finished:
+        tasks = [job.Task(f"vectors-{n:05d}.npy", (span,)) for n, span in enumerate(spans)]
+        embed_job.run("embed", functools.partial(embed_span, encoder), tasks)
+        embed_job.finish(lines=count)
 
-`embed_span(encoder, path, span)` writes a file to `path`, and may return facts about it. It writes
-the same bytes wherever and however often it runs. A part is done again unless its file is the one
-that was written with the same inputs and options.
+`embed_span(encoder, path, span)` writes a file to `path`, and can return facts about the file. The
+function must write the same bytes wherever and however often it runs. A later run of the same job
+repeats a task only if its file is missing or has changed, or if the inputs or options are new.
 """
 
 import contextlib
@@ -26,20 +26,21 @@ from vmsst import errors, storage
 from vmsst.io import input_files, manifest, progress_bar
 from vmsst.jobs import engines, outputs
 
-# Network file systems may hide a new file for up to a minute from those who looked for it before.
+# Network file systems cache directory listings: a new file can stay invisible for a minute.
 _VISIBLE_SECONDS = 90
 
 
-class Part(msgspec.Struct, frozen=True):
-  """A part of a job: a file that one call of a function writes.
+class Task(msgspec.Struct, frozen=True):
+  """One call of a function. It writes one file of a job.
 
   Attributes:
-    name: The file, relative to the job's folder. Files in `.vmsst/` are removed when the job is
-      finished.
+    name: Path of the file, relative to the job's folder. Files in `.vmsst/` are intermediate files;
+      the job removes them when it is finished.
     arguments: Arguments of the function; must be picklable.
-    key: What the file depends on besides the job's inputs and options and its name, as JSON.
-    size: What the progress bar counts, such as a number of lines.
-    title: What messages call the part; default: its name.
+    key: JSON value that identifies inputs of this task alone. The inputs and options of the job and
+      the name are always compared.
+    size: Progress of the bar when the task is done, such as a number of lines.
+    title: Name in messages (default: the name of the file).
   """
 
   name: str
@@ -53,16 +54,17 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Job:
-  """Work on an output, which this process alone writes inside `with`.
+  """Writes one output and resumes after an interruption. A lock keeps other writers out.
 
-  A folder has the record of its job in `job.json` when it is finished. Until then, the record and
-  intermediate files are in the work folder; see `outputs.work_path`. A file has a work folder only
-  while it is not finished.
+  A finished output folder contains the record of its job, `job.json`. Until then, the record and
+  intermediate files are in the work folder; see `outputs.work_path`. An output file has only a work
+  folder, and the job removes it when the file is finished.
 
   Attributes:
-    folder: Absolute path or URL of the parts: the output folder, or the work folder of a file.
-    finished: Whether the output is a folder that is complete, with all its parts unchanged.
-    facts: What `finish` stored, if the job is finished.
+    folder: Absolute path or URL of the folder for the tasks' files: the output folder, or the work
+      folder of an output file.
+    finished: Whether the output is a complete folder and all its files are unchanged.
+    facts: Facts that `finish` stored, if the job is finished.
   """
 
   finished = False
@@ -80,204 +82,207 @@ class Job:
 
     Args:
       output: The output, local or in an object store.
-      inputs: What the output is computed from; see `vmsst.io.manifest`.
-      options: Options that it depends on.
+      inputs: Inputs that determine the output; see `vmsst.io.manifest`.
+      options: Options that determine the output.
       is_folder: Whether the output is a folder or a file.
-      replace: Whether to start over if the folder is of other inputs or options; files stay until
-        they are replaced.
+      replace: Whether to start over if the folder belongs to a job with other inputs or options.
+        Each old file stays until a task replaces it.
     """
     self._output, self._is_folder, self._replace = os.fspath(output), is_folder, replace
-    # What JSON makes of them is what a rerun reads.
+    # JSON turns tuples into lists. The record must equal the one that a rerun reads from the file.
     self._record = msgspec.json.decode(
       msgspec.json.encode(manifest.Record(dict(inputs), dict(options)), enc_hook=str),
       type=manifest.Record,
     )
     self._key = manifest.digest(manifest.identity(self._record.inputs), self._record.options)
-    self._work = outputs.work_path(output, is_folder=is_folder)
-    self.folder = storage.absolute(output).rstrip("/") if is_folder else self._work
-    self._parts: dict[str, manifest.Part] = {}
-    self._verified: dict[str, str] = {}  # SHA-256 of files that were read, by part
+    self._work_folder = outputs.work_path(output, is_folder=is_folder)
+    self.folder = storage.absolute(output).rstrip("/") if is_folder else self._work_folder
+    self._files: dict[str, manifest.Part] = {}
+    self._verified: dict[str, str] = {}  # SHA-256 of files that this process has read, by name
     self.facts: dict[str, Any] = {}
 
   def __enter__(self) -> "Job":
     """Locks the output and reads its record.
 
     Raises:
-      InputError: another process writes the output, or a folder has other files or is of a job with
-        other inputs or options.
+      InputError: another process writes the output, the folder has files of another origin, or it
+        belongs to a job with other inputs or options.
     """
     with contextlib.ExitStack() as stack:
       stack.enter_context(outputs.ownership(self._output, is_folder=self._is_folder))
-      paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._work)]
+      paths = [os.path.join(folder, manifest.NAME) for folder in (self.folder, self._work_folder)]
       path = next(filter(storage.is_file, paths), None)
-      fixed = self._is_folder and not self._replace
-      if path is None and fixed and _visible(self.folder):
+      must_match = self._is_folder and not self._replace
+      if path is None and must_match and self._has_visible_files():
         raise errors.InputError(
           f"{self._output} has files that this command did not write; give another folder"
         )
-      stored = path and manifest.parse(path, "delete the folder and start over")
-      if path and stored:
-        changes = manifest.differences(stored.settings, self._record.settings)
-        if changes and fixed:
+      record = path and manifest.parse(path, "delete the folder and start over")
+      if path and record:
+        changes = manifest.differences(record.settings, self._record.settings)
+        if changes and must_match:
           raise errors.InputError(
-            f"{self._output} is of another job: {changes}; give another folder, or delete it"
+            f"{self._output} belongs to another job: {changes}; give another folder, or delete it"
           )
         if changes:
-          outputs.clear(self._work)
+          outputs.clear(self._work_folder)
           storage.remove(path)
-          stored = None
-      self._is_new = not stored
-      if stored:
-        self._parts, self.facts = dict(stored.parts), stored.facts
-        self.finished = stored.finished and all(
-          self._is_unchanged(name, part) for name, part in stored.parts.items()
+          record = None
+      self._is_new = not record
+      if record:
+        self._files, self.facts = dict(record.parts), record.facts
+        self.finished = record.finished and all(
+          self._is_unchanged(name, file) for name, file in record.parts.items()
         )
       else:
-        self._write(f"{self._work}/{manifest.NAME}", msgspec.json.encode(self._record))
+        self._write(f"{self._work_folder}/{manifest.NAME}", msgspec.json.encode(self._record))
       self._stack = stack.pop_all()
     return self
 
   def __exit__(self, kind: object, error: object, trace: object) -> None:
-    """Unlocks the output; removes the work folder if the job is finished or has written nothing."""
-    # A kill at the end of `finish` leaves the work folder, too.
-    is_empty = not self._parts and not (self._is_folder and _visible(self.folder))
+    """Unlocks the output. Removes the work folder if the job is finished or has written nothing."""
+    # A finished job can still have a work folder, if a kill interrupted the end of `finish`.
+    is_empty = not self._files and not (self._is_folder and self._has_visible_files())
     if self.finished if error is None else self._is_new and is_empty:
-      outputs.clear(self._work)
+      outputs.clear(self._work_folder)
     self._stack.close()
 
   def __getstate__(self) -> dict[str, Any]:
-    # What other processes need to write parts.
-    return {name: self.__dict__[name] for name in ("folder", "_work", "_key")} | {"_parts": {}}
+    # Worker processes need only these attributes to write files.
+    shared = ("folder", "_work_folder", "_key")
+    return {name: self.__dict__[name] for name in shared} | {"_files": {}}
+
+  def _has_visible_files(self) -> bool:
+    """Returns whether the folder has files with names that do not start with a dot."""
+    return any(not name.startswith(".") for name in storage.names(self.folder))
 
   def path(self, name: str) -> str:
-    """Returns the path of a part."""
+    """Returns the path of a file of this job."""
     return os.path.join(self.folder, name)
 
   def done(self, name: str, key: Any = None) -> dict[str, Any] | None:
-    """Returns the facts of a finished part, or None if its file is missing or has changed."""
-    parts = [self._parts[name]] if name in self._parts else []
-    record = f"{self._work}/parts/{name.replace('/', '%2F')}.json"
+    """Returns the facts about a finished file, or None if the file is missing or has changed."""
+    records = [self._files[name]] if name in self._files else []
     with (
       contextlib.suppress(FileNotFoundError, msgspec.DecodeError),
-      storage.open_binary(record) as stream,
+      storage.open_binary(self._record_path(name)) as stream,
     ):
-      parts.append(msgspec.json.decode(stream.read(), type=manifest.Part))
+      records.append(msgspec.json.decode(stream.read(), type=manifest.Part))
     expected = manifest.digest(self._key, name, key)
-    for part in parts:
-      if part.key == expected and self._is_unchanged(name, part):
-        self._parts[name] = part
-        return part.facts
+    for record in records:
+      if record.key == expected and self._is_unchanged(name, record):
+        self._files[name] = record
+        return record.facts
     return None
 
-  def _is_unchanged(self, name: str, part: manifest.Part) -> bool:
-    """Returns whether the file of a part is the one that was written; reads it once."""
+  def _record_path(self, name: str) -> str:
+    return f"{self._work_folder}/parts/{name.replace('/', '%2F')}.json"
+
+  def _is_unchanged(self, name: str, record: manifest.Part) -> bool:
+    """Returns whether a file has the size and checksum of its record; reads the file once."""
     try:
-      if storage.size(self.path(name)) != part.bytes:
+      if storage.size(self.path(name)) != record.bytes:
         return False
-      if self._verified.get(name) != part.sha256:
+      if self._verified.get(name) != record.sha256:
         self._verified[name] = input_files.sha256(self.path(name))
     except FileNotFoundError:
       return False
-    return self._verified[name] == part.sha256
+    return self._verified[name] == record.sha256
 
   @contextlib.contextmanager
   def part(self, name: str, key: Any = None) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-    """Yields a local path to write a part to, and a dictionary for facts about it, as JSON."""
+    """Yields a local path to write a file to, and a dictionary for facts about the file, as JSON.
+
+    Args:
+      name: Path of the file, relative to the job's folder.
+      key: As in `Task`.
+    """
     facts: dict[str, Any] = {}
-    with outputs.atomic_path(self.path(name), self._work) as path:
+    with outputs.atomic_path(self.path(name), self._work_folder) as path:
       yield path, facts
       size, sha256 = path.stat().st_size, input_files.sha256(path)
-    part = manifest.Part(size, sha256, manifest.digest(self._key, name, key), facts)
-    record = f"{self._work}/parts/{name.replace('/', '%2F')}.json"
-    self._write(record, msgspec.json.encode(part))
-    self._parts[name] = part
+    record = manifest.Part(size, sha256, manifest.digest(self._key, name, key), facts)
+    self._write(self._record_path(name), msgspec.json.encode(record))
+    self._files[name] = record
 
   def run(
     self,
     title: str,
     function: Callable[..., Mapping[str, Any] | None],
-    parts: Sequence[Part],
+    tasks: Sequence[Task],
     engine: engines.Engine | None = None,
   ) -> list[dict[str, Any]]:
-    """Writes the parts that are not done yet.
+    """Runs the unfinished tasks.
 
     Args:
-      title: Name of this kind of work, for messages and the progress bar.
-      function: Called as `function(path, *part.arguments)`; writes the file and returns facts about
-        it, if any. Must be picklable for engines of several processes.
-      parts: The parts.
-      engine: Where to do the work; default: in this process.
+      title: Name of the step in messages and in the progress bar.
+      function: Called as `function(path, *task.arguments)`. Writes the file, and can return facts
+        about it. Must be picklable for engines with several processes.
+      tasks: All tasks of the step.
+      engine: Where to run the tasks (default: in this process).
 
     Returns:
-      The facts of each part.
+      The facts about the file of each task.
 
     Raises:
-      InputError: a part failed; finished parts are kept.
+      InputError: a task failed. The files of finished tasks stay.
     """
     engine = engine or engines.Local()
-    todo = [part for part in parts if self.done(part.name, part.key) is None]
-    total = sum(part.size for part in parts)
-    done = total - sum(part.size for part in todo)
-    do = functools.partial(self._write_parts, title, function)
-    with progress_bar.Bar(total=total, initial=done, desc=title, outer=total > len(parts)) as bar:
-      for part, stored in engine.work(title, do, todo):
-        self._parts[part.name] = stored
-        done += part.size
-        bar.update(max(0, done - bar.n))  # other bars advance it, too
-    # The files of other machines become visible on this one.
+    unfinished = [task for task in tasks if self.done(task.name, task.key) is None]
+    total = sum(task.size for task in tasks)
+    done = total - sum(task.size for task in unfinished)
+    do = functools.partial(self._run_here, title, function)
+    with progress_bar.Bar(total=total, initial=done, desc=title, outer=total > len(tasks)) as bar:
+      for task, record in engine.run(title, do, unfinished):
+        self._files[task.name] = record
+        done += task.size
+        bar.update(max(0, done - bar.n))  # Bars inside a task advance this bar too.
+    # Later steps read the files, so wait until files from other machines are visible here.
     end = time.monotonic() + _VISIBLE_SECONDS
-    for part in todo if not engine.this_machine else ():
-      while not storage.exists(path := self.path(part.name)):
+    for task in unfinished if not engine.this_machine else ():
+      while not storage.exists(path := self.path(task.name)):
         if time.monotonic() > end:
           raise errors.InputError(
-            f"{title} of {part}: its file is missing at {path}; use a file system that all workers "
+            f"{title} of {task}: its file is missing at {path}; use a file system that all workers "
             "share with this process"
           )
         time.sleep(0.1)
-    return [self._parts[part.name].facts for part in parts]
+    return [self._files[task.name].facts for task in tasks]
 
-  def _write_parts(
-    self,
-    title: str,
-    function: Callable[..., Mapping[str, Any] | None],
-    parts: Sequence[Part],
-  ) -> Iterator[tuple[Part, manifest.Part]]:
-    """Writes parts in this process, in order; yields each with its record."""
-    for part in parts:
+  def _run_here(
+    self, title: str, function: Callable[..., Mapping[str, Any] | None], tasks: Sequence[Task]
+  ) -> Iterator[tuple[Task, manifest.Part]]:
+    """Runs tasks in this process, in order. Yields each task with the record of its file."""
+    for task in tasks:
       try:
-        with self.part(part.name, part.key) as (path, facts):
-          facts.update(function(path, *part.arguments) or {})
+        with self.part(task.name, task.key) as (path, facts):
+          facts.update(function(path, *task.arguments) or {})
       except (errors.InputError, OSError, MemoryError) as error:
         reason = "out of memory (use fewer workers)" if isinstance(error, MemoryError) else error
-        raise errors.InputError(f"{title} of {part}: {reason}; {engines.RESUME}") from None
-      yield part, self._parts[part.name]
+        raise errors.InputError(f"{title} of {task}: {reason}; {engines.RESUME}") from None
+      yield task, self._files[task.name]
 
   def finish(self, **facts: Any) -> None:
-    """Marks a folder as complete, stores facts about it, and removes intermediate files."""
-    parts = {
-      name: part
-      for name, part in sorted(self._parts.items())
+    """Marks the output folder as complete, stores facts about it and removes intermediate files."""
+    files = {
+      name: file
+      for name, file in sorted(self._files.items())
       if not name.startswith(f"{storage.UNFINISHED}/")
     }
-    record = msgspec.structs.replace(self._record, parts=parts, facts=facts, finished=True)
+    record = msgspec.structs.replace(self._record, parts=files, facts=facts, finished=True)
     content = msgspec.json.format(msgspec.json.encode(record), indent=1)
     self._write(self.path(manifest.NAME), content + b"\n")
-    outputs.clear(self._work)
+    outputs.clear(self._work_folder)
     self.finished, self.facts = True, facts
 
   @contextlib.contextmanager
   def output(self) -> Iterator[pathlib.Path]:
-    """Yields a local path to write an output file to, and removes the work folder at the end."""
-    with outputs.atomic_path(self._output, self._work) as path:
+    """Yields a local path to write the output file to, and removes the work folder at the end."""
+    with outputs.atomic_path(self._output, self._work_folder) as path:
       yield path
-    outputs.clear(self._work)
+    outputs.clear(self._work_folder)
 
   def _write(self, path: str, content: bytes) -> None:
-    """Writes a file; what a killed process leaves of it is in the work folder, which is cleared."""
-    with outputs.atomic_path(path, self._work) as partial:
+    # After a kill, the temporary file is in the work folder, and the next run deletes it.
+    with outputs.atomic_path(path, self._work_folder) as partial:
       partial.write_bytes(content)
-
-
-def _visible(folder: str) -> set[str]:
-  """Returns the names in a folder that do not start with a dot."""
-  return {name for name in storage.names(folder) if not name.startswith(".")}

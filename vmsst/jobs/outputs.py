@@ -1,11 +1,12 @@
-"""Outputs: complete or absent, with one writer each, and never an input of the same command.
+"""Writes outputs: they are complete or absent, have one writer and never overwrite an input.
 
-A file is written under a temporary name and renamed when it is complete; a folder likewise. In an
-object store, files appear as a whole, and of a folder the JSON files at its top appear last.
+A local file or folder is written under a temporary name, and renamed when it is complete. In an
+object store, each file appears at once. The JSON files at the top of a folder are uploaded last, so
+they mark a complete folder.
 
-What is unfinished is in a work folder: `.NAME.vmsst` next to a file or a folder that appears at
-once, `.vmsst` in a folder whose files appear one by one. The command that writes the output locks
-the work folder. Object stores have no locks: one writer per output is up to the user.
+Unfinished files are in a work folder: `.NAME.vmsst` next to the output, or `.vmsst` inside an
+output folder that receives its files one by one. The command that writes the output locks the work
+folder. Object stores have no locks: users must start only one writer per output.
 """
 
 import contextlib
@@ -26,29 +27,32 @@ from typing import Any
 from vmsst import errors, storage
 
 STANDARD = "-"
-"""Stands for standard input or output."""
+"""Standard input or output, as a path."""
 _LOCK = "lock"
 _CHECKPOINT = re.compile(r"(^|/)checkpoint_\d+$")
 
 _owned: set[tuple[int, str]] = set()
-"""Threads and the work folders that they have locked."""
+"""Pairs of a thread's identifier and a work folder that the thread has locked."""
 
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterator[pathlib.Path]:
-  """Yields a local path to write a file to, which becomes `path`; an error leaves nothing.
+def atomic_path(
+  path: str | os.PathLike[str], work_folder: str | None = None
+) -> Iterator[pathlib.Path]:
+  """Yields the path of a temporary file, and renames the file to `path` at the end.
 
-  The file keeps the mode of the one that it replaces. Devices, pipes and standard streams are
-  written directly. A symbolic link stays, and the file that it leads to is replaced.
+  After an error, the temporary file is removed and `path` is unchanged. A new file keeps the mode
+  of the file that it replaces. If `path` is a symbolic link, its target is replaced. Devices, pipes
+  and standard streams are written directly.
 
   Args:
     path: The file, local or in an object store. A missing folder is created.
-    work: Folder for the temporary file, on the same disk; default: the folder of the file. Not used
-      for objects of a store.
+    work_folder: Folder for the temporary file, on the same disk (default: the folder of the file).
+      Ignored if the file is in an object store.
 
   Raises:
     OSError: the file cannot be written.
-    InputError: the object store refuses it.
+    InputError: the object store refuses the file.
   """
   if storage.is_url(path):
     with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
@@ -61,10 +65,11 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
     return
   target = pathlib.Path(os.path.realpath(path))
   target.parent.mkdir(parents=True, exist_ok=True)
-  # After a kill, the next writer replaces the file of one name, and a job clears its work folder.
+  # The temporary file of a killed process does not stay forever: the next writer overwrites it,
+  # because it uses the same name, or the next job clears its work folder.
   partial = target.with_name(f".{target.name}.vmsst-part")
-  if work:
-    partial = pathlib.Path(work, f".vmsst-part-{uuid.uuid4().hex}")
+  if work_folder:
+    partial = pathlib.Path(work_folder, f".vmsst-part-{uuid.uuid4().hex}")
     partial.parent.mkdir(parents=True, exist_ok=True)
   partial.touch()
   try:
@@ -79,13 +84,13 @@ def atomic_path(path: str | os.PathLike[str], work: str | None = None) -> Iterat
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-  """Writes the content of a file atomically; see `atomic_path`."""
+  """Writes a file atomically; see `atomic_path`."""
   with atomic_path(path) as partial:
     partial.write_bytes(content)
 
 
 def write_text(path: str | os.PathLike[str], content: str) -> None:
-  """Writes the content of a UTF-8 file atomically; see `atomic_path`."""
+  """Writes a UTF-8 file atomically; see `atomic_path`."""
   write_bytes(path, content.encode(errors="surrogateescape"))
 
 
@@ -100,7 +105,7 @@ def sync_to_disk(path: pathlib.Path) -> None:
   try:
     os.fsync(handle)
   except OSError as error:
-    if error.errno != errno.EINVAL:  # a file system without fsync
+    if error.errno != errno.EINVAL:  # EINVAL: the file system has no fsync.
       raise
   finally:
     os.close(handle)
@@ -128,7 +133,7 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
 
   Args:
     output: The output, local or in an object store.
-    is_folder: Whether it is a folder whose files appear one by one.
+    is_folder: Whether the output is a folder that receives its files one by one.
   """
   target = storage.absolute(output).rstrip("/")
   if is_folder:
@@ -141,28 +146,29 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
 
 @contextlib.contextmanager
 def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
-  """Locks an output, so that this process alone writes it; leaves no new folder empty.
+  """Locks an output, so that no other process or thread writes it.
 
-  A thread may own an output several times: a function that writes it locks it too.
+  A thread can lock the same output several times, because a command and the functions that it calls
+  both do it. If the output folder is new and still empty at the end, it is removed.
 
   Args:
     output: The output. Objects of a store, devices, pipes and standard streams are not locked.
     is_folder: As in `work_path`.
 
   Raises:
-    InputError: another process writes the output.
+    InputError: another process or thread writes the output.
     OSError: the work folder cannot be created.
   """
-  work = work_path(output, is_folder=is_folder)
-  key = threading.get_ident(), work
+  work_folder = work_path(output, is_folder=is_folder)
+  key = threading.get_ident(), work_folder
   if storage.is_url(output) or (not is_folder and is_stream(output)) or key in _owned:
     yield
     return
   import filelock
 
   is_new = is_folder and not os.path.lexists(output)
-  os.makedirs(work, exist_ok=True)
-  lock = filelock.FileLock(f"{work}/{_LOCK}", timeout=0)
+  os.makedirs(work_folder, exist_ok=True)
+  lock = filelock.FileLock(f"{work_folder}/{_LOCK}", timeout=0)
   try:
     lock.acquire()
   except filelock.Timeout:
@@ -176,31 +182,32 @@ def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Ite
   finally:
     _owned.remove(key)
     with contextlib.suppress(OSError):
-      os.unlink(f"{work}/{_LOCK}")
+      os.unlink(f"{work_folder}/{_LOCK}")
     lock.release()
-    with contextlib.suppress(OSError):  # They have files.
-      os.rmdir(work)
+    with contextlib.suppress(OSError):  # The folders are not empty.
+      os.rmdir(work_folder)
       if is_new:
         os.rmdir(output)
 
 
-def clear(work: str) -> None:
-  """Removes what is in a work folder, except for the lock of this process."""
-  if storage.is_url(work):
-    storage.remove(work)
+def clear(work_folder: str) -> None:
+  """Removes all files from a work folder, except for the lock of this process."""
+  if storage.is_url(work_folder):
+    storage.remove(work_folder)
     return
-  for name in storage.names(work) - {_LOCK}:
-    storage.remove(os.path.join(work, name))
-  with contextlib.suppress(OSError):  # It has the lock.
-    os.rmdir(work)
+  for name in storage.names(work_folder) - {_LOCK}:
+    storage.remove(os.path.join(work_folder, name))
+  with contextlib.suppress(OSError):  # The lock is in the folder.
+    os.rmdir(work_folder)
 
 
 @contextlib.contextmanager
 def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
-  """Yields a local folder to write into, which becomes `target`; an error leaves nothing.
+  """Yields a temporary local folder, and renames or uploads it to `target` at the end.
 
-  A killed process leaves a work folder, which the next one replaces. In an object store it leaves
-  objects, without the last JSON file at the top, which the user deletes.
+  After an error, `target` is absent. A killed process leaves a work folder, and the next writer
+  replaces it. In an object store, a killed process leaves objects, and the user must delete them.
+  Such a folder is recognizable: the JSON files at its top are missing.
 
   Raises:
     InputError: the folder cannot be written, exists and is not empty, or another process writes it.
@@ -212,21 +219,21 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
         local = pathlib.Path(folder)
         yield local
         names = [path.relative_to(local).as_posix() for path in local.rglob("*") if path.is_file()]
-        # JSON files at the top are last: they mark a complete folder.
+        # The JSON files at the top are uploaded last, because they mark a complete folder.
         names.sort(key=lambda name: (-name.count("/"), name.endswith(".json"), name))
         try:
           for name in names:
             storage.upload(local / name, f"{target}/{name}")
         except BaseException:
-          with contextlib.suppress(Exception):  # The first error is the reason.
+          with contextlib.suppress(Exception):  # Report the first error, not a second one.
             storage.remove(target)
           raise
       return
     with ownership(target):
-      check_new(target)  # Another command may have written it since it was checked.
-      work = work_path(target)
-      clear(work)
-      partial = pathlib.Path(work, "content")
+      check_new(target)  # The caller checked it before the lock; another command can be faster.
+      work_folder = work_path(target)
+      clear(work_folder)
+      partial = pathlib.Path(work_folder, "content")
       partial.mkdir()
       try:
         yield partial
@@ -240,13 +247,13 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
 
 
 def check_new(target: storage.Path) -> None:
-  """Raises InputError unless `atomic_folder` may write a folder: it is absent or empty."""
+  """Raises InputError if a folder exists and is not empty."""
   if storage.names(target) or (target.exists() and not target.is_dir()):
     raise errors.InputError(f"{target} exists already; choose another folder or delete it")
 
 
 def new_folder(output: str | os.PathLike[str]) -> storage.Path:
-  """Returns the absolute path of a folder that `atomic_folder` may write; else InputError."""
+  """Returns the absolute path of a new folder; raises InputError as in `check_new`."""
   target = storage.path(storage.absolute(os.fspath(output).rstrip("/") or "/"))
   if not storage.is_url(target):
     target = pathlib.Path(os.path.realpath(target))
@@ -255,18 +262,20 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
 
 
 # --------------------------------------------------------------------------------------------
-# Checks before work starts
+# Checks before a command starts
 
 
 def check(inputs: Sequence[str], *, file: str | None = None, folder: str | None = None) -> None:
-  """Raises InputError if work with these paths would destroy an input.
+  """Raises InputError if a command with these paths would destroy an input or cannot write.
 
-  That is so if the output is an input, or a file that exists in an input folder.
+  An output destroys an input if it is the same file or folder, or an existing file in an input
+  folder.
 
   Args:
     inputs: Files, folders and shell patterns to read; `-` is standard input. In object stores, only
       paths are compared.
-    file: File to write, if any; `-` is standard output. A store must accept objects next to it.
+    file: File to write, if any; `-` is standard output. In an object store, its folder must be
+      writable.
     folder: Folder to write to, if any.
   """
   if inputs.count(STANDARD) > 1:
@@ -287,21 +296,21 @@ def check(inputs: Sequence[str], *, file: str | None = None, folder: str | None 
     return
   for path in inputs:
     is_pattern = not storage.is_url(path) and glob.has_magic(path) and not os.path.lexists(path)
-    for place in glob.glob(path, recursive=True) if is_pattern else [path]:
-      if place == STANDARD or storage.is_url(place) != is_url:
+    for match in glob.glob(path, recursive=True) if is_pattern else [path]:
+      if match == STANDARD or storage.is_url(match) != is_url:
         continue
-      parent = place.rstrip("/")
+      parent = match.rstrip("/")
       if _CHECKPOINT.search(parent):  # The files that describe its encoder are next to it.
         parent = os.path.dirname(storage.absolute(parent))
       if is_url:
-        same, below = output.rstrip("/") == place.rstrip("/"), output.startswith(f"{parent}/")
+        same, below = output.rstrip("/") == match.rstrip("/"), output.startswith(f"{parent}/")
       else:
-        both = os.path.exists(output) and os.path.exists(place)
-        same = both and os.path.samefile(output, place)
+        both = os.path.exists(output) and os.path.exists(match)
+        same = both and os.path.samefile(output, match)
         below = os.path.realpath(output).startswith(f"{os.path.realpath(parent)}/")
       if same or (is_file and below and storage.exists(output)):
         raise errors.InputError(
-          f"the output {output} would overwrite the input {place}; give another output"
+          f"the output {output} would overwrite the input {match}; give another output"
         )
   if is_url and is_file:
     storage.check_writable(output.rpartition("/")[0])

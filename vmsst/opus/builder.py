@@ -119,7 +119,7 @@ def _build(
   """Writes the shards in three stages (see `stages`), TFDS's description and the data card."""
   workdir = storage.UNFINISHED
   held_out_file = f"{workdir}/held_out.npz"
-  dataset.run("held out", held_out.save, [job.Part(held_out_file)])
+  dataset.run("held out", held_out.save, [job.Task(held_out_file)])
   # Stage 1: one file of cleaned rows per release. The largest release comes first, so that all
   # workers finish at about the same time.
   sizes: collections.Counter[str] = collections.Counter()
@@ -130,7 +130,7 @@ def _build(
   clean_files = {release.name: f"{workdir}/clean/{release.name}.parquet" for release in releases}
   held_out_source = dataset.path(held_out_file), held_out.digest
   clean_parts = [
-    job.Part(
+    job.Task(
       clean_files[release.name],
       (release, recipe.cleaning, held_out_source, buckets[recipe.pair_name(*release.pair)]),
       title=release.path,
@@ -149,7 +149,7 @@ def _build(
     files[recipe.pair_name(*release.pair)].append(clean_file)
   merge_parts = {
     pair: [
-      job.Part(f"{workdir}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))
+      job.Task(f"{workdir}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))
       for bucket in range(buckets[pair])
     ]
     for pair, members in files.items()
@@ -186,7 +186,7 @@ def _build(
   # Stage 3: the shards. A training shard has the rows of a bucket, a validation shard the rows of a
   # language pair. Shards without rows are not written, because readers do not expect them.
   pair_counts = {cell: cuts[cell].counts(arrays) for cell, arrays in ranks.items()}
-  splits: dict[str, list[job.Part]] = {}
+  splits: dict[str, list[job.Task]] = {}
   for pair in files:
     corpora = stages.corpora(files[pair])
     paths = [dataset.path(bucket.name) for bucket in merge_parts[pair]]
@@ -202,7 +202,7 @@ def _build(
       number = len(splits.setdefault(split, []))
       name = f"{_DATASET}-{split}.tfrecord-{number:05d}-of-{count[split]:05d}"
       arguments = (inputs, corpora, bounds, tuple(pair.split("_")))
-      splits[split].append(job.Part(name, arguments))
+      splits[split].append(job.Task(name, arguments))
   flat = [shard for shards in splits.values() for shard in shards]
   shard_facts = iter(dataset.run("write", stages.write, flat, engine))
   facts_by_split = {split: [next(shard_facts) for _ in shards] for split, shards in splits.items()}

@@ -40,7 +40,7 @@ def write(folder, name, texts):
 
 
 @pytest.mark.usefixtures("encoder")
-def test_a_pair_of_files(tmp_path, capsys):
+def test_two_files_are_aligned(tmp_path, capsys):
   source = line_files.write_lines(tmp_path / "x.txt.gz", TEXTS)
   target = line_files.write_lines(tmp_path / "y.txt", translated([*TEXTS[:3], *TEXTS[4:]]))
   out = tmp_path / "new" / "out.tsv"
@@ -57,7 +57,7 @@ def test_a_pair_of_files(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("encoder")
-def test_a_marker_separates_documents_of_a_file_which_may_be_empty(tmp_path, capsys):
+def test_a_marker_separates_documents_that_can_be_empty(tmp_path, capsys):
   lines = [*TEXTS[:5], "<doc>", "<doc>", *TEXTS[5:]]
   other = [*TEXTS[:5], "<doc>", TEXTS[0], "<doc>", *TEXTS[5:]]
   source = line_files.write_lines(tmp_path / "x.txt.gz", lines)
@@ -70,7 +70,7 @@ def test_a_marker_separates_documents_of_a_file_which_may_be_empty(tmp_path, cap
   )
   assert run(source, target, out, "--marker", "<doc>", "--format", "vecalign") == 0
   assert capsys.readouterr().out == f"{out}: 12 pairs of 3 documents\n"
-  # Numbers count the lines of the files.
+  # Line numbers are relative to the files, not to the documents.
   numbers = [line.rpartition(":")[0] for line in out.read_text().splitlines()]
   assert numbers[4:7] == ["[4]:[4]", "[]:[6]", "[7]:[8]"]
 
@@ -82,7 +82,7 @@ def test_folders_resume_after_the_last_document(encoder, tmp_path, capsys):
   assert run(tmp_path / "x", tmp_path / "y", tmp_path / "out") == 130
   calls = len(encoder.calls)
   assert run(tmp_path / "x", tmp_path / "y", tmp_path / "out") == 0
-  assert len(encoder.calls) == calls + 4  # two documents are left
+  assert len(encoder.calls) == calls + 4  # for two unfinished documents
   assert capsys.readouterr().out.endswith("out: 33 pairs of 3 documents\n")
   names = sorted(x.name for x in (tmp_path / "out").iterdir())
   assert names == ["0.txt.tsv", "1.txt.tsv", "2.txt.tsv", "job.json"]
@@ -95,7 +95,7 @@ def test_folders_resume_after_the_last_document(encoder, tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("encoder")
-def test_lists_name_documents(tmp_path, monkeypatch):
+def test_lists_contain_paths_of_documents(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   write(tmp_path, "a/1.txt", TEXTS)
   write(tmp_path, "b/1.txt", TEXTS[3:])

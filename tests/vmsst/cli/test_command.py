@@ -42,7 +42,7 @@ def test_a_threshold_can_be_negative():
 def test_arguments_name_an_engine(argv, engine, monkeypatch):
   monkeypatch.setattr("jax.config.update", lambda *setting: None)
   args = cli.build_parser().parse_args(["index", "vectors", "index", *argv.split()])
-  assert args.command.values(args)["engine"].create() == engine
+  assert args.command.values(args)["workers"].create() == engine
 
 
 def test_a_build_has_a_process_per_core(monkeypatch):

@@ -1,4 +1,4 @@
-"""`vmsst data embed`, `vmsst data mine-negatives` and `vmsst vocab train`."""
+"""`vmsst data embed`, `clean` and `mine-negatives`, and `vmsst vocab train`."""
 
 import functools
 import hashlib
@@ -33,7 +33,7 @@ class Encoder(fake_encoders.FakeEncoder):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  """A run with two checkpoints, and bitext in two folders."""
+  """Writes a run with two checkpoints, and bitext in two folders."""
   for step in (1, 2):
     (tmp_path / "run" / f"checkpoint_{step}" / "state").mkdir(parents=True)
 
@@ -56,7 +56,7 @@ def embed(folder, *options, patterns=("a/*.tsv", "b/train.en"), out="out"):
   return cli.main(["data", "embed", str(folder / "run"), out, *paths, *options])
 
 
-def test_bitext_is_embedded_once_until_inputs_change(folder, capsys):
+def test_bitext_is_embedded_again_only_if_inputs_change(folder, capsys):
   assert embed(folder) == 0
   paths = [folder / "out" / "a" / "x.de-en.tsv.npy", folder / "out" / "b" / "train.fr.npy"]
   contents = [path.read_bytes() for path in paths]
@@ -77,10 +77,10 @@ def test_bitext_is_embedded_once_until_inputs_change(folder, capsys):
   assert paths[1].read_bytes() != contents[1]
 
 
-def test_no_two_files_have_one_output_and_no_other_file_is_replaced(folder, capsys):
+def test_two_files_cannot_write_one_output_and_foreign_files_are_not_replaced(folder, capsys):
   line_files.write_tsv(folder / "c" / "a" / "x.de-en.tsv", PAIRS)
   assert embed(folder, patterns=("**/x.de-en.*",)) == 1
-  assert "a/x.de-en.tsv.npy is of two inputs" in capsys.readouterr().err
+  assert "a/x.de-en.tsv.npy; use another folder for one" in capsys.readouterr().err
   assert embed(folder, out="a") == 1
   assert "has files that this command did not write" in capsys.readouterr().err
 
@@ -91,7 +91,7 @@ def mine(folder, pairs, out, *options):
 
 
 def read_rows(folder, out):
-  """The roles, texts and scores of a training set; "" in place of missing negatives."""
+  """Returns roles, texts and scores of a training set. A missing negative is ""."""
   opened = training_sets.open_set("set", training_sets.TrainingSet(folder / out))
   columns = opened.table.rows(np.arange(len(opened.table)))
   texts = zip(columns["inputs"], columns["targets"], columns["negatives"], strict=True)
@@ -104,7 +104,7 @@ def cosines(query, *texts):
   return unit[1:] @ unit[0]
 
 
-def test_negatives_of_bitext_are_columns_or_json(folder, capsys):
+def test_negatives_of_bitext_are_written_as_columns_or_json(folder, capsys):
   for out in ("mined.de-en.tsv", "mined.jsonl"):
     assert mine(folder, "a/x.de-en.tsv", out, "--count", "2") == 0
     assert f"{out}: 6 hard negatives of 3 pairs" in capsys.readouterr().out
@@ -120,7 +120,7 @@ def test_negatives_of_bitext_are_columns_or_json(folder, capsys):
   assert (folder / "short.tsv").read_text().endswith("\t\n")
 
 
-def test_negatives_of_queries_are_documents_with_scores_of_a_teacher(folder):
+def test_negatives_of_queries_are_documents_with_teacher_scores(folder):
   documents = [f"document {number}" for number in range(8)]
   records = [json.dumps({"id": number, "body": text}) for number, text in enumerate(documents)]
   line_files.write_lines(folder / "corpus.jsonl", records)
@@ -135,12 +135,12 @@ def test_negatives_of_queries_are_documents_with_scores_of_a_teacher(folder):
   for (query, positive), row, row_scores in zip(questions, rows, scores, strict=True):
     (limit,) = cosines(query, positive)
     limit -= 0.1 * abs(limit)
-    near = sorted(documents, key=lambda x: -cosines(query, x)[0])[1:6]
-    chosen = [text for text in near if cosines(query, text)[0] <= limit][:3]
-    assert row == (query, positive, *chosen, *[""] * (len(row) - 2 - len(chosen)))
-    expected = cosines(query, positive, *chosen)
+    nearest = sorted(documents, key=lambda x: -cosines(query, x)[0])[1:6]
+    negatives = [text for text in nearest if cosines(query, text)[0] <= limit][:3]
+    assert row == (query, positive, *negatives, *[""] * (len(row) - 2 - len(negatives)))
+    expected = cosines(query, positive, *negatives)
     np.testing.assert_allclose(row_scores[: len(expected)], expected, atol=1e-5)
-  # A teacher's scores do not keep the file from contrastive training; labels of pairs do.
+  # A file with teacher scores can be used for contrastive training, a file with labels cannot.
   (opened,) = finetuning.open_sets(folder / "mined.jsonl", None)
   assert "scores" not in opened.features
   (opened,) = finetuning.open_sets(folder / "mined.jsonl", None, objective="kl_divergence")
@@ -149,7 +149,7 @@ def test_negatives_of_queries_are_documents_with_scores_of_a_teacher(folder):
   assert mine(folder, "graded.tsv", "out.jsonl") == 1
 
 
-def test_interrupted_mining_embeds_no_text_twice(folder, monkeypatch):
+def test_interrupted_mining_does_not_embed_texts_again(folder, monkeypatch):
   monkeypatch.setattr(hard_negative_mining, "_WINDOW", 2)
   assert mine(folder, "a/x.de-en.tsv", "whole.jsonl") == 0
   for finished in range(4):
@@ -171,13 +171,13 @@ def add_vectors(file, vectors):
 
 
 @pytest.mark.parametrize("out", ["out", "gs://bucket/out"])
-def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypatch, out):
+def test_training_accepts_only_the_vectors_of_its_bitext(folder, capsys, monkeypatch, out):
   memory_store.installed(monkeypatch)
   assert embed(folder, out=out, patterns=("a/*",)) == 0
-  assert "x.de-en.tsv.npy: 3 pairs of vectors of dimension 6" in capsys.readouterr().out
+  assert "x.de-en.tsv.npy: vectors of 3 pairs, width 6" in capsys.readouterr().out
   vectors = out if storage.is_url(out) else str(folder / out)
   files = readers.find_bitext(str(folder / "a" / "*"))
-  # Training may name the languages otherwise, but needs the same texts.
+  # Training can use other language codes, but needs the same texts.
   files += readers.find_bitext(str(folder / "a" / "*"), ("und", "und"))
   for file in files:
     add_vectors(file, vectors)
@@ -190,7 +190,7 @@ def test_training_takes_only_the_vectors_of_its_bitext(folder, capsys, monkeypat
   assert embed(folder, out=out, patterns=("a/*",)) == 0
   storage.cached_copy.cache_clear()
   add_vectors(files[0], vectors)
-  if storage.is_url(out):  # A file is copied once.
+  if storage.is_url(out):  # The file is copied only once.
     names = [tables.open_vectors(vectors, files[0]).filename for _ in range(2)]
     assert names[0] == names[1]
 
@@ -201,7 +201,7 @@ def clean(folder, *options, patterns=("*.tsv",), out="out"):
   )
 
 
-def test_clean_bitext_resumes_and_is_training_data(folder, monkeypatch, capsys):
+def test_cleaning_resumes_and_writes_training_data(folder, monkeypatch, capsys):
   monkeypatch.setattr(Encoder, "dimension", 2)
   monkeypatch.setattr(fake_encoders, "random_vector", fake_encoders.angle_vector)
   angles = np.linspace(0, 3, 30)
@@ -218,7 +218,7 @@ def test_clean_bitext_resumes_and_is_training_data(folder, monkeypatch, capsys):
   printed = capsys.readouterr().out
   assert "whole/deu-eng.tsv: 42 read, 29 kept, 2 held_out, 1 script, " in printed
 
-  # Ctrl-C at the second side; the first side and the finished step are not repeated.
+  # Ctrl-C while the targets are embedded: sources and the finished cleaning are not repeated.
   encode, interrupted = Encoder.encode, []
 
   @functools.wraps(encode)
@@ -246,7 +246,7 @@ def test_clean_bitext_resumes_and_is_training_data(folder, monkeypatch, capsys):
   assert list(table.pairs())[:2] == pairs[1:3]
 
 
-def test_clean_bitext_has_a_file_per_language_pair(folder, capsys):
+def test_cleaning_writes_a_file_per_language_pair(folder, capsys):
   line_files.write_tsv(folder / "a" / "y.de-en.tsv", [("vier", "four"), ("Eins!", "ONE")])
   line_files.write_tsv(folder / "z.tsv", [("!!", "???")])
   assert clean(folder, "--workers", "2", patterns=("a/*", "b/train.en")) == 0
@@ -259,10 +259,10 @@ def test_clean_bitext_has_a_file_per_language_pair(folder, capsys):
   assert clean(folder, *options, patterns=("z.tsv",), out="und") == 0
   assert "und/und-und.tsv: 1 read, 0 kept, 1 script\n" in capsys.readouterr().out
   assert clean(folder, patterns=("a/*",)) == 1
-  assert "out is of another job: files is" in capsys.readouterr().err
+  assert "out belongs to another job: files is" in capsys.readouterr().err
 
 
-def test_vocab_train_writes_a_vocabulary_and_says_from_what(tmp_path, capsys):
+def test_vocab_train_writes_a_vocabulary_and_prints_the_sentences_per_file(tmp_path, capsys):
   pairs = [(f"the {a} dog", f"sees a {b}") for a in ("old", "Big") for b in ("house", "river")]
   bitext = line_files.write_tsv(tmp_path / "a.de-en.tsv.gz", pairs)
   output = tmp_path / "new.model"

@@ -14,7 +14,7 @@ from vmsst.encoder import loading
 
 @pytest.fixture
 def data(tmp_path):
-  """Files of Tatoeba and of the STS Benchmark."""
+  """Writes files of Tatoeba and of the STS Benchmark; returns the data folder."""
   texts = {"deu": ["eins", "zwei", "drei"], "eng": ["one", "two", "three"]}
   for code, lines in texts.items():
     line_files.write_lines(tmp_path / "data" / "tatoeba" / f"tatoeba.deu-eng.{code}", lines)
@@ -25,20 +25,20 @@ def data(tmp_path):
 
 @pytest.fixture
 def evaluate(data, tmp_path, monkeypatch, capsys):
-  """Runs `vmsst eval` with an encoder; returns the exit status, and the lines of both streams."""
+  """Returns a function that runs `vmsst eval`; it returns exit status, stdout and stderr."""
 
   def run(vector_of, *options):
     encoder = fake_encoders.FakeEncoder(vector_of)
     monkeypatch.setattr(loading, "open_encoder", lambda path, **how: (path, encoder))
     command = ["eval", "E", "--data", str(data), "--out", str(tmp_path / "out")]
     status = cli.main([*command, *options])
-    found = capsys.readouterr()
-    return status, found.out.splitlines(), found.err.splitlines()
+    streams = capsys.readouterr()
+    return status, streams.out.splitlines(), streams.err.splitlines()
 
   return run
 
 
-def test_eval_shows_what_failed_and_exits_with_1(evaluate, tmp_path):
+def test_eval_shows_failed_benchmarks_and_exits_with_1(evaluate, tmp_path):
   status, table, lines = evaluate(lambda text: [1.0, 2.0])
   assert status == 1
   assert any(re.match("stsb +failed: .*no correlation is defined", line) for line in table)
@@ -74,9 +74,10 @@ def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
   options = ["--suite", "tatoeba", "--dimensions", "2", "4"]
   status, table, _ = evaluate(fake_encoders.random_vector, *options)
   assert status == 0
-  found = json.loads((tmp_path / "out" / "results.json").read_text())["benchmarks"]["tatoeba"]
-  for size, own in zip((2, 4, 6), found["dimensions"], strict=True):
-    value = own["summary"]["average (incomplete)"]
+  path = tmp_path / "out" / "results.json"
+  results = json.loads(path.read_text())["benchmarks"]["tatoeba"]
+  for size, cut in zip((2, 4, 6), results["dimensions"], strict=True):
+    value = cut["summary"]["average (incomplete)"]
     name = "average (incomplete)" + (f", first {size}" if size < 6 else "")
     assert f"{'tatoeba':24}{name:48}{value:8.2f}" in table
   assert cli.main(["eval", "E", "--out", "o", "--mteb", "X", "--dimensions", "2"]) == 1
@@ -87,7 +88,7 @@ def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
 # A user's own files
 
 
-def test_own_files_are_scored_as_in_plain_numpy_and_resumed(tmp_path, monkeypatch, capsys):
+def test_user_files_have_the_same_scores_as_in_numpy_and_resume(tmp_path, monkeypatch, capsys):
   pairs = [(f"q{i // 2}", f"text {i % 5}") for i in range(8)]
   rng, turn = np.random.default_rng(0), [1, 1, 1, 1, 1, -1]
   vector = {x: rng.normal(size=6) for x in sorted({*itertools.chain(*pairs)})}

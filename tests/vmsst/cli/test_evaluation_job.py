@@ -19,17 +19,17 @@ LARGE = ("bucc", "paracrawl", "questions")
 
 
 class Pickling:
-  """Writes parts as another process would, but in this one.
+  """An engine that pickles tasks as for another process, but runs them in this process.
 
   Attributes:
-    done: Number of parts.
+    done: Number of tasks that have run.
   """
 
   in_process, this_machine = False, True
   done = 0
 
-  def work(self, title, do, parts):
-    for result in pickle.loads(pickle.dumps(do))(pickle.loads(pickle.dumps(parts))):
+  def run(self, title, do, tasks):
+    for result in pickle.loads(pickle.dumps(do))(pickle.loads(pickle.dumps(tasks))):
       self.done += 1
       yield result
 
@@ -40,32 +40,31 @@ def load_encoder():
 
 @pytest.fixture
 def data(tmp_path):
-  """Data of all benchmarks."""
+  """Returns a data folder with all benchmarks."""
   return benchmark_trees.write(tmp_path / "data")
 
 
 @pytest.fixture
 def evaluate(data, tmp_path):
-  """Returns a function that evaluates an encoder; it returns results, and what was embedded."""
+  """Returns a function that returns the results, the embedded texts and the progress lines."""
 
   def run(encoder=None, *, names=("tatoeba", "mining"), output=tmp_path / "out", **options):
     encoder = encoder or load_encoder()[1]
     lines = []
-    name, chosen = options.pop("name", "E"), options.pop("chosen", None)
-    chosen = chosen or benchmarks.get_benchmarks(names)
-    found = evaluation_job.evaluate(
-      chosen,
+    selection = benchmarks.get_benchmarks(names)
+    results = evaluation_job.evaluate(
+      selection,
       data,
-      {benchmark.name: benchmark.files.digest(data) for benchmark in chosen},
+      {benchmark.name: benchmark.files.digest(data) for benchmark in selection},
       encoder,
-      name,
+      "E",
       str(output),
       seen=None,
       engine=options.pop("engine", engines.Local()),
       report=lines.append,
       **options,
     )
-    return found, encoder.calls, lines
+    return results, encoder.calls, lines
 
   return run
 
@@ -74,41 +73,40 @@ def contents(folder):
   return {name: input_files.read_bytes(f"{folder}/{name}") for name in storage.files_below(folder)}
 
 
-def test_finished_benchmarks_are_kept_by_all_later_calls(evaluate, tmp_path):
+def test_later_calls_keep_finished_benchmarks(evaluate, tmp_path):
   first, calls, _ = evaluate()
   names = {"results.json", "job.json", "benchmarks/mining.json", "benchmarks/tatoeba.json"}
   files = contents(tmp_path / "out")
   assert set(files) == names
   assert json.loads(files["results.json"]) == first
   assert calls
-  again, calls, lines = evaluate()
-  assert (again, calls, contents(tmp_path / "out")) == (first, [], files)
+  second, calls, lines = evaluate()
+  assert (second, calls, contents(tmp_path / "out")) == (first, [], files)
   assert lines == ["tatoeba: finished before", "mining: finished before"]
-  other, calls, _ = evaluate(names=["sts"])
-  assert list(other["benchmarks"]) == ["sts", "mining", "tatoeba"]
-  assert other["benchmarks"].pop("sts")
-  assert other == first
+  third, calls, _ = evaluate(names=["sts"])
+  assert list(third["benchmarks"]) == ["sts", "mining", "tatoeba"]
+  assert third["benchmarks"].pop("sts")
+  assert third == first
 
 
 def test_an_interrupted_job_resumes_after_the_last_benchmark(evaluate, tmp_path, monkeypatch):
   memory_store.installed(monkeypatch)
-  whole, _, _ = evaluate(output=tmp_path / "whole")
+  expected, _, _ = evaluate(output=tmp_path / "uninterrupted")
   for output in ("gs://bucket/out", tmp_path / "out"):
     encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector, fail_at=1)
     with pytest.raises(KeyboardInterrupt):
       evaluate(encoder, output=output)
     assert "benchmarks/tatoeba.json" in contents(output)
-    found, calls, _ = evaluate(encoder, output=output)
-    assert found == whole
+    results, calls, _ = evaluate(encoder, output=output)
+    assert results == expected
     assert len(calls) == 2
-    left, right = contents(output), contents(tmp_path / "whole")
-    assert left == right
+    assert contents(output) == contents(tmp_path / "uninterrupted")
 
 
 def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_path):
   def run(*dimensions):
-    found, calls, lines = evaluate(names=["tatoeba"], dimensions=dimensions)
-    cuts = found["benchmarks"]["tatoeba"].get("dimensions", [])
+    results, calls, lines = evaluate(names=["tatoeba"], dimensions=dimensions)
+    cuts = results["benchmarks"]["tatoeba"].get("dimensions", [])
     return bool(calls), [cut["dimension"] for cut in cuts], lines[0]
 
   assert run() == (True, [], "tatoeba: waiting")
@@ -124,7 +122,7 @@ def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_pat
   assert "tatoeba: finished before; its data is no longer present: no folder" in lines[1]
 
 
-def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, tmp_path):
+def test_results_are_not_kept_if_a_file_changes_during_the_evaluation(evaluate, data, tmp_path):
   def change(text):
     line_files.write_lines(data / "tatoeba" / "tatoeba.deu-eng.deu", ["nein"] * 5)
     return fake_encoders.random_vector(text)
@@ -134,32 +132,32 @@ def test_results_of_a_file_that_changes_meanwhile_are_not_kept(evaluate, data, t
   assert not list(tmp_path.rglob("benchmarks/*.json"))
 
 
-def test_other_processes_find_the_same(evaluate, tmp_path, monkeypatch):
+def test_other_processes_compute_the_same_results(evaluate, tmp_path, monkeypatch):
   monkeypatch.setattr(questions, "SHARD", 2)
   monkeypatch.setattr(embedder, "WINDOW", 3)
   expected, _, _ = evaluate(names=LARGE, dimensions=[2, 4])
   engine = Pickling()
-  options = {"engine": engine, "load": load_encoder, "output": tmp_path / "there"}
-  found, calls, _ = evaluate(names=LARGE, dimensions=[2, 4], **options)
-  assert (found, calls) == (expected, [])
+  options = {"engine": engine, "load": load_encoder, "output": tmp_path / "parallel"}
+  results, calls, _ = evaluate(names=LARGE, dimensions=[2, 4], **options)
+  assert (results, calls) == (expected, [])
   assert engine.done > 10
-  assert contents(tmp_path / "there") == contents(tmp_path / "out")
+  assert contents(tmp_path / "parallel") == contents(tmp_path / "out")
 
 
-def test_a_killed_search_in_a_knowledge_base_resumes_where_it_was(
+def test_a_killed_search_in_a_knowledge_base_resumes_at_the_next_span(
   evaluate, data, tmp_path, monkeypatch
 ):
   monkeypatch.setattr(questions, "SHARD", 2)
   records = [json.dumps({"question": f"who {n}", "answer": str(n % 4)}) for n in range(7)]
   line_files.write_lines(data / "paq" / "PAQ.2.jsonl", records)
-  whole, _, _ = evaluate(names=["questions"], output=tmp_path / "whole")
-  queries = [3, 3, 3]  # of NQ, and of MKQA in two languages
+  expected, _, _ = evaluate(names=["questions"], output=tmp_path / "uninterrupted")
+  queries = [3, 3, 3]  # NQ, and MKQA in two languages
   encoder = fake_encoders.FakeEncoder(fake_encoders.random_vector, fail_at=len(queries) + 5)
   with pytest.raises(KeyboardInterrupt):
     evaluate(encoder, names=["questions"])
   assert encoder.sizes == [*queries, 2, 2, 1, 2, 2]
   encoder.calls.clear()
-  found, _, _ = evaluate(encoder, names=["questions"])
+  results, _, _ = evaluate(encoder, names=["questions"])
   assert encoder.sizes == [*queries, 2, 1]
-  assert found == whole
+  assert results == expected
   assert not (tmp_path / "out" / ".vmsst").exists()

@@ -50,11 +50,11 @@ def encoder(monkeypatch):
 
 @pytest.fixture
 def sides(tmp_path):
-  """Sentences, and the same in capitals in another order, mixed with others."""
+  """Writes sentences, and the same sentences reversed, in capitals, after four other lines."""
   line_files.write_lines(tmp_path / "x.txt", SENTENCES)
-  others = ["", "something else", "", "zzz"]
+  distractors = ["", "something else", "", "zzz"]
   capitals = [x.upper() for x in reversed(SENTENCES)]
-  line_files.write_lines(tmp_path / "y.txt", others + capitals)
+  line_files.write_lines(tmp_path / "y.txt", distractors + capitals)
   return str(tmp_path / "x.txt"), str(tmp_path / "y.txt")
 
 
@@ -95,9 +95,7 @@ def from_standard_input(monkeypatch, text):
   monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
 
 
-def test_embed_reads_a_pipe_and_resumes_when_it_gets_the_same_again(
-  encoder, tmp_path, capsys, monkeypatch
-):
+def test_embed_reads_a_pipe_and_resumes_with_the_same_text(encoder, tmp_path, capsys, monkeypatch):
   lines = [*SENTENCES[:7], "", "last"]
   folder = str(tmp_path / "v")
   encoder.calls, encoder.fail_at = [], 1
@@ -113,7 +111,7 @@ def test_embed_reads_a_pipe_and_resumes_when_it_gets_the_same_again(
   np.testing.assert_array_equal(vector_store.open_vectors(folder)[:], encoder.encode(lines))
 
 
-def test_embed_takes_columns_and_keys(encoder, tmp_path):
+def test_embed_reads_columns_and_keys(encoder, tmp_path):
   tsv, jsonl, scored = (tmp_path / name for name in ("x.tsv", "x.jsonl", "scored.tsv"))
   texts = ["ab", "", "c"]
   line_files.write_tsv(tsv, [(text, f"zz{text}") for text in texts])
@@ -177,7 +175,7 @@ def test_search_prints_a_line_for_each_query(sides, encoder, tmp_path, capsys, c
   options = ["--count", "2", "--output", str(out)]
   assert cli.main(["search", str(tmp_path / "q.txt"), sides[1], vectors, *options]) == 0
   assert out.read_text(encoding="utf-8") == printed
-  assert capsys.readouterr() == ("", "")  # opens the encoder that made the vectors
+  assert capsys.readouterr() == ("", "")  # The default is the encoder of the vectors.
 
 
 @pytest.mark.usefixtures("encoder")
@@ -204,7 +202,7 @@ def test_npy_files_are_vectors_for_every_command(sides, tmp_path, capsys, monkey
   assert "y.txt.npy does not name its encoder: give --encoder" in capsys.readouterr().err
 
 
-def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(tmp_path, capsys):
+def test_texts_and_queries_have_the_prompt_of_their_role_or_of_an_option(tmp_path, capsys):
   prompts = {"config_sentence_transformers.json": {"prompts": {"query": "red ", "passage": "the "}}}
   model = str(released_folders.write(tmp_path / "m", "bert", prompts))
   encoder, texts = vmsst.load(model), ["apple", "museum is open"]
@@ -224,14 +222,14 @@ def test_texts_and_queries_get_the_prompts_of_their_roles_or_the_given_one(tmp_p
   found = {hit["text"]: hit["score"] for hit in json.loads(capsys.readouterr().out)["results"]}
   expected_N = encoder.similarity(encoder.encode_query("museum"), encoder.encode_document(texts))[0]
   np.testing.assert_allclose([found[text] for text in texts], expected_N, atol=1e-5)
-  # Vectors with another prompt are other vectors.
+  # A folder of vectors belongs to one prompt.
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "v"), "--prompt", "open "]) == 1
   assert cli.main(["embed", model, str(corpus), str(tmp_path / "w"), "--prompt-name", "x"]) == 1
   assert "--prompt-name is 'x'" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("encoder")
-def test_commands_on_texts_say_what_is_wrong_in_one_line(sides, tmp_path, capsys, monkeypatch):
+def test_errors_of_commands_on_texts_are_one_line(sides, tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert cli.main(["embed", "a", *sides, "both"]) == 0
   assert capsys.readouterr().out == "both: 52 vectors of width 26\n"
@@ -285,7 +283,7 @@ def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys,
 # Object stores
 
 
-def test_texts_vectors_and_results_in_a_store_are_as_local_ones(
+def test_commands_write_the_same_files_to_a_store_as_locally(
   sides, encoder, tmp_path, capsys, monkeypatch
 ):
   store = memory_store.installed(monkeypatch)
@@ -359,7 +357,7 @@ def command(*words):
   return cli.main([*map(str, words)])
 
 
-def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tmp_path, capsys):
+def test_vectors_of_replaced_weights_are_not_reused_or_searched(run, text, tmp_path, capsys):
   folder = tmp_path / "vectors"
   assert command("embed", run, text, folder) == 0
   files = {path: path.read_bytes() for path in folder.iterdir()}
@@ -369,7 +367,7 @@ def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tm
   save(run, 1)
   capsys.readouterr()
   for words, message in (
-    (("embed", run, text, folder), "is of another job: encoder is "),
+    (("embed", run, text, folder), "belongs to another job: encoder is "),
     (("search", text, text, folder), "has changed since it computed"),
   ):
     assert command(*words) == 1
@@ -391,9 +389,7 @@ def test_vectors_of_replaced_weights_are_neither_kept_nor_searched(run, text, tm
     ("data embed run out x.de-en.tsv", 300),
   ],
 )
-def test_progress_counts_texts_as_their_batches_are_done(
-  line, total, run, tmp_path, capsys, monkeypatch
-):
+def test_progress_counts_texts_after_each_batch(line, total, run, tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setattr(progress_bar, "LINE_SECONDS", 1e-9)
   line_files.write_lines(tmp_path / "a.txt", SENTENCES * 2)
@@ -401,5 +397,5 @@ def test_progress_counts_texts_as_their_batches_are_done(
   line_files.write_tsv(tmp_path / "x.de-en.tsv", [(f"a {n}", f"b {n}") for n in range(150)])
   assert cli.main(line.split()) == 0
   counts = [int(x) for x in re.findall(rf" (\d+)/{total} ", capsys.readouterr().err)]
-  assert counts == sorted(counts) or line.startswith("mine")  # both sides
+  assert counts == sorted(counts) or line.startswith("mine")  # two texts
   assert 0 < min(counts) < total == max(counts)

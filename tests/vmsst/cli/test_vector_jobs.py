@@ -49,7 +49,7 @@ def embed(encoder, paths, folder, **options):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
+def test_all_lines_have_vectors_including_empty_lines(text, tmp_path, dtype):
   assert embed(make_encoder(), text, tmp_path / "v", dtype=dtype, language="de") == 23
   embedded = vector_store.open_text(text, tmp_path / "v")
   np.testing.assert_array_equal(embedded.vectors[:], vectors_of(LINES).astype(dtype))
@@ -60,17 +60,17 @@ def test_every_line_has_its_vector_empty_ones_too(text, tmp_path, dtype):
   assert list(map(embedded.reader(), [22, 3, 0, 3])) == ["line 22", "line 3", "", "line 3"]
 
 
-def test_the_first_dimensions_are_kept(text, tmp_path):
+def test_only_the_first_dimensions_are_stored(text, tmp_path):
   embed(make_encoder(), text, tmp_path / "v", dimensions=2)
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path / "v"), vectors_of(LINES)[:, :2])
   with pytest.raises(errors.InputError, match=r"have 3; give 1 to 3"):
     embed(make_encoder(), text, tmp_path / "w", dimensions=4)
-  with pytest.raises(errors.InputError, match=r"of another job: dimensions is 2, not unset"):
+  with pytest.raises(errors.InputError, match=r"to another job: dimensions is 2, not unset"):
     embed(make_encoder(), text, tmp_path / "v")
 
 
 @pytest.mark.parametrize("place", ["folder", "store"])
-def test_several_texts_are_one_whole(text, tmp_path, monkeypatch, place):
+def test_several_texts_are_read_in_order(text, tmp_path, monkeypatch, place):
   memory_store.installed(monkeypatch)
   folder = str(tmp_path / "v") if place == "folder" else "gs://bucket/v"
   other = str(line_files.write_lines(tmp_path / "other.txt.gz", [f"other {i}" for i in range(9)]))
@@ -80,27 +80,27 @@ def test_several_texts_are_one_whole(text, tmp_path, monkeypatch, place):
   lines = [*LINES, *(f"other {i}" for i in range(9)), *LINES]
   whole = str(line_files.write_lines(tmp_path / "whole.txt", lines))
   np.testing.assert_array_equal(vector_store.open_text(whole, folder).vectors, vectors_of(lines))
-  # No file has lines of two texts.
+  # No shard contains lines of two texts.
   assert storage.names(folder) == {"job.json", *(f"vectors-{n:05d}.npy" for n in range(15))}
   with pytest.raises(errors.InputError, match=r"text is .*text\.txt and 1 more .*give another"):
     embed(make_encoder(), [text, other], folder)
 
 
 @pytest.mark.parametrize("fail_at", [1, 3, 6])
-def test_an_interrupted_job_resumes_with_no_line_lost_or_doubled(text, tmp_path, fail_at):
+def test_an_interrupted_job_resumes_without_losing_or_repeating_lines(text, tmp_path, fail_at):
   first, second, third = make_encoder(fail_at), make_encoder(), make_encoder()
   with pytest.raises(KeyboardInterrupt):
     embed(first, text, tmp_path / "v")
   with pytest.raises(errors.InputError, match=r"not finished|no job\.json"):
     vector_store.open_text(text, tmp_path / "v")
   assert embed(second, text, tmp_path / "v") == embed(third, text, tmp_path / "v") == 23
-  # The first text that an encoder receives only determines the width.
-  assert [x for own in (first, second) for part in own.calls[1:] for x in part] == LINES
+  # The first call only determines the width.
+  assert [x for encoder in (first, second) for call in encoder.calls[1:] for x in call] == LINES
   assert third.calls == [[""]]
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path / "v"), vectors_of(LINES))
 
 
-def test_vectors_of_something_else_are_not_resumed(text, tmp_path):
+def test_a_job_with_other_inputs_or_options_does_not_resume(text, tmp_path):
   folder = tmp_path / "v"
   embed(make_encoder(), text, folder)
   for options in ({"name": "b"}, {"language": "de"}, {"dtype": "float16"}):
@@ -230,7 +230,7 @@ def test_a_file_of_queries_resumes_to_the_same_bytes(folder, tmp_path, monkeypat
   with pytest.raises(errors.InputError, match=message):
     search(base, queries, output)
   assert storage.names(folder) == {".found.vmsst"}
-  # Queries are not encoded again, except for one to know the width, and finished blocks are kept.
+  # The rerun encodes one text to determine the width, no queries, and repeats no finished block.
   assert search(base, queries, output).calls == [[""]]
   assert len(searched) == 4 + 9 - 3
   assert input_files.read_bytes(output).decode() == lines_of(base)
@@ -254,8 +254,8 @@ def test_an_interrupted_search_in_both_directions_resumes_and_a_damaged_block_is
   monkeypatch.setattr(device_search, "search", interrupted)
 
   def mutual_top_k():
-    with job.Job(tmp_path / "out", inputs={}, is_folder=False) as work:
-      search = vector_jobs.resumable_search(work, engines.Local())
+    with job.Job(tmp_path / "out", inputs={}, is_folder=False) as search_job:
+      search = vector_jobs.resumable_search(search_job, engines.Local())
       return exact_search.mutual_top_k(*sides, 3, search=search)
 
   with pytest.raises(KeyboardInterrupt):
@@ -273,7 +273,7 @@ def test_an_interrupted_search_in_both_directions_resumes_and_a_damaged_block_is
 
 
 def scorer(name, windows, texts, change=lambda: None):
-  """Returns what scores a pair by its lengths; Ctrl-C interrupts it after some windows."""
+  """Returns a scorer that returns the lengths of texts; Ctrl-C interrupts it after some windows."""
 
   def score(sources, targets, languages, on_cut):
     change()
@@ -292,7 +292,7 @@ def test_scores_resume_with_the_same_settings(folder, tmp_path, monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     vector_jobs.score(scorer("a", 2, []), text, text, f"{folder}/out")
   assert storage.names(folder) == {".out.vmsst"}
-  for name in "ab":  # the rest, or all if it has other settings
+  for name in "ab":  # Scorer a resumes; scorer b has other settings and starts over.
     texts = []
     assert vector_jobs.score(scorer(name, None, texts), text, text, f"{folder}/out") == 10
     assert texts == ([lines[8:]] if name == "a" else [lines[:4], lines[4:8], lines[8:]])
@@ -308,7 +308,7 @@ def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
   text, content = bitext_mining.TextColumn(str(path)), path.read_text()
 
   def change():
-    with open(path, "r+") as stream:  # in folder, between two windows
+    with open(path, "r+") as stream:  # in place, between two windows
       stream.write(content.replace("\n", "x\n")[: len(content)])
 
   with pytest.raises(errors.InputError, match="text has changed since the work on it started"):

@@ -137,13 +137,21 @@ def _classes(batch):
 
 
 @pytest.mark.parametrize("negatives", [0, 2])
-def test_batches_have_one_length_class(negatives):
+def test_batches_have_one_length_class(negatives, monkeypatch):
+  monkeypatch.setattr(batches, "GROUP_ROWS", 1)
   mixed = sum(len(set(_classes(batch))) > 1 for batch in _batches(160, negatives))
   # At most one batch of a group of 16 crosses each of the three boundaries.
   assert mixed <= 3 * 10
 
 
-def test_groups_have_the_rows_of_the_stream_in_mixed_or_ascending_order():
+def test_small_batches_share_their_long_texts():
+  # 128 batches of 8 rows are one group, so at most one batch crosses each of three boundaries.
+  mixed = sum(len(set(_classes(batch))) > 1 for batch in _batches(128))
+  assert mixed <= 3
+
+
+def test_groups_have_the_rows_of_the_stream_in_mixed_or_ascending_order(monkeypatch):
+  monkeypatch.setattr(batches, "GROUP_ROWS", 1)
   for seed in (5, None):
     groups = _batches(32, seed=seed)
     for start in (0, 16):

@@ -46,7 +46,7 @@ _CASES = [
   (
     "stsb",
     {f"stsb/stsb.de.{x}tsv": "test\tf\t1\t1\t2\ta\tb\n" for x in ("", "mt.")},
-    r"de\.tsv: another file has de\.test \(1 of 1379 pairs\) too",
+    r"de\.tsv: another file also contains de\.test \(1 of 1379 pairs\);",
   ),
   ("questions", {"paq/b.jsonl": "", "nq/NQ-open.dev.jsonl": "[]\n"}, "jsonl:1: Expected"),
   ("sib200", {"sib200/jav_Latn.tsv": "split\tid\tlabel\ntrain\t1\tx\n"}, "tsv:1: 3 fields, not 4"),

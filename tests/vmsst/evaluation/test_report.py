@@ -11,7 +11,7 @@ pytest.importorskip("matplotlib")
 
 NASTY = "_<script>alert(1)</script> | `x` *y* {{ 7 * 7 }} $z & \x1b[1m 学"
 SYSTEM = "VMSST 24L mT5"
-COMPARED = "Averages, next to published ones"
+COMPARED = "Averages, next to published averages"
 
 
 def scored(summary, results=(), title="Title", **fields):

@@ -72,7 +72,7 @@ def test_each_text_is_embedded_once_and_nothing_is_written(root, tmp_path):
   assert words["summary"] == {"held": 1.0, "large": 4.0, "seen": 2.0}
   assert words["results"][0]["metrics"] == {"0": 3.0, "1": 3.0, "2": 2.0, "first": 1.0}
   assert words["missing"] == ["more words", "French"]
-  assert results["absent"] == {"none": f"no folder {root / 'nowhere'} (nothing)"}
+  assert results["absent"] == {"none": f"no folder {root / 'nowhere'} (expected files: nothing)"}
   assert (results["encoder"], results["seen"]) == ({"name": "a"}, ["English", "German"])
   assert lines[-1].startswith("words: finished in ")
   assert [path.name for path in tmp_path.rglob("*")] == ["data", "words", "list"]
@@ -166,7 +166,7 @@ def test_truncated_vectors_have_the_scores_of_narrower_encoders(tmp_path):
   assert encoder.calls == full_encoder.calls
   results = suite.evaluate(encoder, untrained[:2], root, dimensions=[7])
   assert set(results["failed"].values()) == {
-    "dimensions is 7: the encoder's vectors have 6; give 1 to 6"
+    "dimensions is 7: the encoder's vectors have only 6; give 1 to 6"
   }
   encoder.dimension = 6
   with pytest.raises(errors.InputError, match="dimensions is 7"):

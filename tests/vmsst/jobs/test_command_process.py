@@ -1,4 +1,4 @@
-"""Signals, streams and hanging file systems of a command."""
+"""Signals, streams and error messages of a command."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-# Runs a body as a command does; `ready` reports that a signal may come.
+# Runs a body as a command. `ready` reports that the test can send a signal.
 _COMMAND = """
 import sys, time
 from vmsst.jobs import command_process
@@ -103,7 +103,7 @@ def test_output_that_is_not_written_is_an_error(streams, body, status, output, m
   assert done.stderr == message
 
 
-def test_what_is_printed_is_one_line_without_control_characters_and_credentials(tmp_path):
+def test_messages_are_one_line_without_control_characters_and_credentials(tmp_path):
   name = r"caf\udce9 \x1b]0;title\x07 a\nit: error: forged s3://key:se/cret@b https://h/x?sig=4f"
   process = start(tmp_path, f'print("caf\\udce9")\nraise OSError("{name}")')
   assert process.communicate(timeout=60) == (

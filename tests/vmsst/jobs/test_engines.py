@@ -1,4 +1,4 @@
-"""Several processes on one machine, and a fake of Ray."""
+"""Several processes on one machine, and a fake Ray."""
 
 import concurrent.futures
 import os
@@ -48,10 +48,10 @@ def test_gpus_that_do_not_exist_are_an_error(tmp_path, monkeypatch):
   [
     (toy_jobs.kill_at_2, r"squares: a worker process was killed"),
     (toy_jobs.fail_at_2, r"squares of 2\.txt: .*No space left"),
-    (toy_jobs.slow_at_2, "No space left"),  # Others may take hours.
+    (toy_jobs.slow_at_2, "No space left"),  # The job does not wait for the slow task.
   ],
 )
-def test_a_worker_that_fails_or_is_killed_is_one_error_and_finished_parts_stay(
+def test_a_worker_that_fails_or_is_killed_is_one_error_and_finished_files_stay(
   tmp_path, function, problem
 ):
   with pytest.raises(errors.InputError, match=f"{problem}.*to resume"):
@@ -71,7 +71,7 @@ class TaskError(RayError):
 
 
 class FakeRay:
-  """Does tasks in this process; the first `losses` of each are lost."""
+  """Runs batches in this process. The first `losses` attempts of each batch fail."""
 
   exceptions = types.SimpleNamespace(RayError=RayError, RayTaskError=TaskError)
 
@@ -109,7 +109,7 @@ class FakeRay:
 
 
 def run_on(ray, monkeypatch, folder, count=3, function=toy_jobs.square, **options):
-  """Runs a job on a cluster; returns the content of its parts."""
+  """Runs a job on a cluster; returns the content of its files."""
   monkeypatch.setitem(sys.modules, "ray", ray)
   run(folder, engines.Ray(**options), count, function)
   return list(squares(folder).values())
@@ -120,7 +120,7 @@ def test_ray_must_be_installed(tmp_path, monkeypatch):
     run_on(None, monkeypatch, tmp_path / "out")
 
 
-def test_lost_units_are_done_again_but_not_forever(tmp_path, monkeypatch):
+def test_lost_batches_run_again_but_not_forever(tmp_path, monkeypatch):
   ray = FakeRay(losses=engines.ATTEMPTS - 1)
   assert sorted(run_on(ray, monkeypatch, tmp_path / "out")) == ["0", "1", "4"]
   assert len(ray.started) == 3 * engines.ATTEMPTS
@@ -130,11 +130,11 @@ def test_lost_units_are_done_again_but_not_forever(tmp_path, monkeypatch):
     run_on(FakeRay(losses=engines.ATTEMPTS), monkeypatch, tmp_path / "other", 1)
 
 
-def test_a_failed_unit_is_not_done_again(tmp_path, monkeypatch):
+def test_a_failed_batch_does_not_run_again(tmp_path, monkeypatch):
   ray = FakeRay()
   with pytest.raises(errors.InputError, match=r"^squares of [01]\.txt: .*No space left"):
     run_on(ray, monkeypatch, tmp_path / "out", function=toy_jobs.fail)
-  assert len(ray.started) <= 2  # As many as have room.
+  assert len(ray.started) <= 2  # The cluster has two CPUs.
 
 
 def test_a_cluster_without_gpus_is_an_error(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Jobs: records, resumption, and the parts that they write again."""
+"""Jobs: records, resumption and the tasks that run again."""
 
 import functools
 
@@ -14,7 +14,7 @@ OTHER = {"name": "/b.txt", "digest": "2" * 64}
 
 
 def squares(folder, count=4, function=toy_jobs.square, inputs=TEXT, **options):
-  """Runs a job that squares numbers; returns the facts of its parts."""
+  """Runs a job that squares numbers; returns the facts of the job."""
   with job.Job(folder, inputs={"text": inputs}, **options) as work:
     if not work.finished:
       toy_jobs.run(work, count, function)
@@ -30,7 +30,7 @@ def contents(folder):
   }
 
 
-def test_a_finished_folder_has_its_parts_and_their_record(folder):
+def test_a_finished_folder_contains_its_files_and_their_record(folder):
   assert squares(folder, options={"dtype": "float32"}) == {"count": 4}
   assert contents(folder) == {f"{n}.txt": str(n**2) for n in range(4)}
   record = manifest.read(folder)
@@ -45,7 +45,7 @@ def test_a_finished_folder_has_its_parts_and_their_record(folder):
   assert squares(folder, function=fail, options={"dtype": "float32"}) == {"count": 4}
 
 
-def test_a_job_resumes_after_the_parts_that_are_done(folder):
+def test_a_job_resumes_after_the_finished_tasks(folder):
   with pytest.raises(errors.InputError, match=r"squares of 2\.txt: .*No space left.*to resume"):
     squares(folder, function=toy_jobs.fail_at_2)
   with pytest.raises(errors.InputError, match="is not finished; rerun the same command"):
@@ -57,7 +57,7 @@ def test_a_job_resumes_after_the_parts_that_are_done(folder):
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_part_that_has_changed_is_written_again(folder, finished):
+def test_a_changed_file_is_written_again(folder, finished):
   squares(folder) if finished else toy_jobs.interrupted(folder, TEXT)
   outputs.write_bytes(f"{folder}/1.txt", b"8")
   done = []
@@ -67,13 +67,13 @@ def test_a_part_that_has_changed_is_written_again(folder, finished):
   assert contents(folder)["1.txt"] == "1"
 
 
-def test_a_part_with_another_key_is_written_again_even_in_a_finished_folder(folder):
+def test_a_task_with_another_key_runs_again_even_in_a_finished_folder(folder):
   def run(key, function=toy_jobs.noted_square):
     done = []
     with job.Job(folder, inputs={"text": TEXT}) as work:
       write = functools.partial(function, done) if function is toy_jobs.noted_square else function
-      parts = [*(job.Part(f"{n}.txt", (n,), key=key) for n in range(3)), job.Part("3.txt", (3,))]
-      work.run("squares", write, parts)
+      tasks = [*(job.Task(f"{n}.txt", (n,), key=key) for n in range(3)), job.Task("3.txt", (3,))]
+      work.run("squares", write, tasks)
       work.finish()
     return done
 
@@ -87,7 +87,7 @@ def test_a_part_with_another_key_is_written_again_even_in_a_finished_folder(fold
 def test_a_folder_of_another_job_is_refused_unless_it_is_replaced(folder):
   squares(folder)
   squares(folder, inputs={**TEXT, "name": "/moved.txt"})  # the same content
-  message = r"is of another job: text is /a\.txt \(1{12}\), not /b\.txt \(2{12}\); give another"
+  message = r"belongs to another job: text is /a\.txt \(1{12}\), not /b\.txt \(2{12}\); give"
   with pytest.raises(errors.InputError, match=message):
     squares(folder, inputs=OTHER)
   with pytest.raises(errors.InputError, match="k is unset, not 3"):
@@ -104,7 +104,7 @@ def test_a_folder_with_other_files_is_refused(folder):
   assert contents(folder) == {"notes.txt": "mine"}
 
 
-def test_a_job_that_fails_before_its_first_part_leaves_nothing(folder):
+def test_a_job_that_fails_in_its_first_task_leaves_nothing(folder):
   with pytest.raises(errors.InputError, match=r"0\.txt"):
     squares(folder, function=toy_jobs.fail)
   assert not storage.exists(folder)
@@ -125,7 +125,7 @@ def total(folder, function=toy_jobs.square, inputs=TEXT):
       path.write_text(str(sum(squares)))
 
 
-def test_a_file_appears_whole_and_its_parts_go(folder):
+def test_an_output_file_appears_and_intermediate_files_are_removed(folder):
   total(folder)
   assert input_files.read_bytes(folder) == b"14"
   assert storage.names(folder.rpartition("/")[0]) == {"out"}
@@ -140,7 +140,7 @@ def test_a_file_resumes_only_with_the_same_inputs(folder):
     assert done == expected
 
 
-def test_intermediate_files_go_at_the_end(folder):
+def test_intermediate_files_are_removed_at_the_end(folder):
   with job.Job(folder, inputs={}) as work:
     with work.part(".vmsst/trained") as (path, facts):
       path.write_text("t")
@@ -153,9 +153,9 @@ def test_intermediate_files_go_at_the_end(folder):
   assert list(manifest.read(folder).parts) == ["index"]
 
 
-def test_files_of_other_machines_are_awaited(tmp_path, monkeypatch):
+def test_a_job_waits_for_files_of_other_machines(tmp_path, monkeypatch):
   with job.Job(tmp_path / "late", inputs={}) as work:
-    toy_jobs.run(work, 2, engine=toy_jobs.Elsewhere(seen_after=0.3))
+    toy_jobs.run(work, 2, engine=toy_jobs.Elsewhere(visible_after=0.3))
     work.finish()
   assert contents(tmp_path / "late") == {"0.txt": "0", "1.txt": "1"}
   monkeypatch.setattr(job, "_VISIBLE_SECONDS", 0.2)

@@ -1,4 +1,4 @@
-"""Outputs: atomic, of one writer, never in place of an input or of a foreign file."""
+"""Outputs are atomic, have one writer and never overwrite an input or a foreign file."""
 
 import os
 import pathlib
@@ -17,7 +17,7 @@ def names_below(folder):
   return sorted(path.name for path in folder.rglob("*"))
 
 
-def test_the_new_content_is_there_or_the_old(tmp_path):
+def test_a_file_has_its_old_or_its_new_content(tmp_path):
   path = tmp_path / "new" / "x.json"
   outputs.write_json(path, {"ä": 1})
   assert path.read_text(encoding="utf-8") == '{\n "ä": 1\n}'
@@ -59,7 +59,7 @@ def test_a_full_disk_or_an_unusable_path_leaves_the_old_file(tmp_path):
 
 @pytest.fixture
 def working(tmp_path, monkeypatch):
-  """Returns the working folder, with an encoder's folder and two texts."""
+  """Returns the working folder, with the folder of an encoder and a text with two links."""
   monkeypatch.chdir(tmp_path)
   (tmp_path / "run").mkdir()
   (tmp_path / "run" / "weights").write_text("w")
@@ -113,7 +113,7 @@ def test_only_regular_files_are_replaced(working):
     outputs.write_text(path, "one\ntwo\n")
 
   write("a.txt")
-  assert pathlib.Path("hard.txt").read_text() == "a\n"  # a new file, not the old one changed
+  assert pathlib.Path("hard.txt").read_text() == "a\n"  # The hard link still has the old content.
   write("soft.txt")
   assert os.readlink("soft.txt") == "a.txt"
   os.mkfifo("pipe")
@@ -121,7 +121,7 @@ def test_only_regular_files_are_replaced(working):
   write("pipe")
   assert os.read(reading, 100) == b"one\ntwo\n"
   assert pathlib.Path("pipe").is_fifo()
-  with open("standard output", "wb") as stream:  # as of a shell's redirection
+  with open("standard output", "wb") as stream:  # as with a redirection in a shell
     write(f"/dev/fd/{stream.fileno()}")
     assert os.fstat(stream.fileno()).st_ino == os.stat("standard output").st_ino
   assert pathlib.Path("standard output").read_text() == "one\ntwo\n"
@@ -147,7 +147,7 @@ def test_an_output_has_one_writer(tmp_path, is_folder):
   with outputs.ownership(output, is_folder=is_folder):
     refused(output, is_folder=is_folder)
     refused(tmp_path / "link to out", is_folder=is_folder)
-    with outputs.ownership(output, is_folder=is_folder):  # this thread again
+    with outputs.ownership(output, is_folder=is_folder):  # again in the same thread
       pass
     refused(output, is_folder=is_folder)
   with outputs.ownership(output, is_folder=is_folder), outputs.ownership(f"{output}/below"):

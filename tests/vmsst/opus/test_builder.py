@@ -113,7 +113,7 @@ def test_the_command_builds_once_and_refuses_other_inputs(tree, capsys):
   arguments += [f"--held-out={tree}/evaluation", f"--output={tree}/tfds", "--workers=1"]
   for _ in range(2):
     assert cli.main(arguments) == 0
-    assert "1.0.0: described in DATA_CARD.md" in capsys.readouterr().out
+    assert "1.0.0: see DATA_CARD.md for a description" in capsys.readouterr().out
   sentences = tree / "evaluation/tatoeba/tatoeba.deu-eng.deu"
   (archive,) = (tree / "opus").rglob("*.zip")
   for path, old, new, name in (
@@ -124,7 +124,7 @@ def test_the_command_builds_once_and_refuses_other_inputs(tree, capsys):
     content = path.read_bytes()
     path.write_bytes(content.replace(old, new))
     assert cli.main(arguments) == 1
-    assert f"1.0.0 is of another job: {name} is" in capsys.readouterr().err
+    assert f"1.0.0 belongs to another job: {name} is" in capsys.readouterr().err
     path.write_bytes(content)
   assert cli.main(arguments) == 0
 

@@ -1,4 +1,4 @@
-"""All benchmarks, by name in `BENCHMARKS`."""
+"""Collects all benchmarks by name in `BENCHMARKS`."""
 
 import itertools
 import os
@@ -27,7 +27,7 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 
 
 def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
-  """Returns benchmarks by name, in the order of `BENCHMARKS`.
+  """Returns the benchmarks with these names, in the order of `BENCHMARKS`.
 
   Args:
     names: Names of benchmarks, or "all".
@@ -49,8 +49,8 @@ def held_out_texts(
   """Yields the texts to exclude from training data, each with the name of its benchmark.
 
   Benchmarks without files are skipped. The queries of `questions` are yielded even if the knowledge
-  base is missing. Training splits, as in SIB-200 and MLDoc, are not excluded. Documents are yielded
-  sentence by sentence. Texts may repeat.
+  base is missing. Training splits, which SIB-200 and MLDoc have, are not yielded. Documents are
+  yielded sentence by sentence. The same text may be yielded several times.
 
   Args:
     benchmarks: The benchmarks.

@@ -1,23 +1,25 @@
-"""Language-agnosticism of vectors: retrieval errors between all pairs of N-way translations.
+"""Measures how language-agnostic vectors are, by retrieval errors between all language pairs.
 
-The method is from Chen and Avgustinova (2021), "the paper" below.
+The method is from Chen and Avgustinova (2021), called "the paper" below. All texts are N-way
+translations.
 
 * `BENCHMARK` uses NTREX, as in the paper's Tables 2 and 3.
-* `WMT2012` uses the news of Table 1, and `TED` the TED talks of Table 2.
-* `TRANSLATIONS` uses texts with several translations into one language and translations of
-  translations, as in Tables 4 to 6.
+* `WMT2012` uses the news texts from Table 1, and `TED` uses the TED talks from Table 2.
+* `TRANSLATIONS` uses texts that were translated several times into one language, or translated
+  again from a translation, as in Tables 4 to 6.
 
 As in the paper, long and repeated texts are skipped (see `usable_rows`), except in `WMT2012`, where
 all 3,003 rows are scored.
 
-A text has several versions. The label of a version is its path of language codes from the original,
-joined by "+". An optional suffix after "_" distinguishes versions in the same language. The results
-of a text are
+Each text has several versions: the original and its translations. The label of a version lists the
+language codes from the original to the version, joined by "+". For example, "eng+deu+zho" is a
+Chinese translation of a German translation of an English original. An optional suffix after "_"
+distinguishes versions in the same language. The results for a text are
 
-* one result named after the text, or `ALL`, with the metrics of `summary_of_matrix` and the arrays
-  `labels` and `error`. `error` is a matrix [L, L] in percent. Queries are in the language of the
-  row, candidates in the language of the column.
-* one result such as "path eng+deu+zho" for every version that was translated from another one. Its
+* one result named after the text, or `ALL`. It contains the metrics of `summary_of_matrix` and the
+  arrays `labels` and `error`. `error` is a matrix [L, L] in percent. Each row is one version of the
+  queries, and each column is one version of the candidates.
+* one result such as "path eng+deu+zho" for every translation whose label shows its source. Its
   metrics are mean distances between vectors along the path, times 100.
 """
 
@@ -36,7 +38,7 @@ from vmsst.io import text_files
 from vmsst.search import exact_search
 
 ALL = "all languages"
-"""Name of the result in a benchmark with a single text."""
+"""Name of the result if a benchmark has only one text."""
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
 TED_CODES = (
   *("bg", "cs", "de", "en", "es", "fr", "hr", "it"),
@@ -80,7 +82,7 @@ def read_translations(root: storage.Path) -> list[suite.Task]:
 
 
 def _task(text: str, columns: Mapping[str, Sequence[str]]) -> suite.Task:
-  """Returns the task of a text.
+  """Returns the task for a text.
 
   Args:
     text: Name of the text, or `ALL`.
@@ -93,13 +95,13 @@ def _task(text: str, columns: Mapping[str, Sequence[str]]) -> suite.Task:
 def _usable_task(
   text: str, columns: Mapping[str, Sequence[str]], limit: int | None = None
 ) -> suite.Task:
-  """Returns the task of the first `limit` usable rows of a text."""
+  """Returns the task for the first `limit` usable rows of a text."""
   rows = usable_rows(columns.values())[:limit].tolist()
   return _task(text, {label: [lines[row] for row in rows] for label, lines in columns.items()})
 
 
 def _code(label: str) -> str:
-  """Returns the language code of a version: "pol" for eng+pol_a, "zho_Hans" for zho_Hans."""
+  """Returns a version's language code, such as "pol" for eng+pol_a or "zho_Hans" for zho_Hans."""
   step = label.rpartition("+")[2]
   try:
     languages.language(step)
@@ -130,13 +132,13 @@ def _score(text: str, labels: Sequence[str], *vectors: np.ndarray) -> list[suite
 
 
 def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbers:
-  """Returns statistics of an error matrix.
+  """Returns summary statistics of an error matrix.
 
-  * `error`, `lowest error`, `highest error`: over all ordered pairs
-  * `error within a language`: between versions in the same language
+  * `error`, `lowest error`, `highest error`: mean, minimum and maximum over all ordered pairs
+  * `error within a language`: mean error between versions in the same language
   * `spread over versions`, `largest spread over versions`: see `version_spreads`
-  * `error within families`, `error between families`; the same for `branches` if any family has
-    several
+  * `error within families`, `error between families`: see `within_and_between`
+  * `error within branches`, `error between branches`: only if a family has several branches
   """
   language_L = [languages.language(code) for code in codes]
   error_P = error_LL[~np.eye(len(codes), dtype=bool)]
@@ -164,7 +166,7 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
 
 
 def pair_errors(result: suite.Result) -> Iterator[suite.Result]:
-  """Yields a result such as "deu->eng" for every cell of an error matrix off the diagonal."""
+  """Yields a result such as "deu->eng" for every off-diagonal cell of an error matrix."""
   labels, codes = result.arrays["labels"], result.languages
   for i, j in itertools.permutations(range(len(labels)), 2):
     name = result_name(result.name, f"{labels[i]}->{labels[j]}")
@@ -172,12 +174,12 @@ def pair_errors(result: suite.Result) -> Iterator[suite.Result]:
 
 
 def result_name(text: str, name: str) -> str:
-  """Returns the name of a result, with the name of its text as prefix unless that is `ALL`."""
+  """Returns the name of a result, prefixed with the name of the text unless the text is `ALL`."""
   return name if text == ALL else f"{text} {name}"
 
 
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
-  """Returns the metrics of each text, its errors by seen languages, and the mean over texts."""
+  """Returns metrics per text, errors for seen and unseen languages, and the mean over texts."""
   summary: suite.Numbers = {}
   texts = [result for result in results if result.arrays]
   if len(texts) > 1:
@@ -195,10 +197,10 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> np.ndarray:
   """Returns the row numbers of aligned texts that can be scored, int64 [K].
 
-  A row is skipped if its text in any language is empty, has more than `max_words` words (the paper
-  has a limit of 50 tokens), or repeats the text of an earlier usable row. A repeated text has no
-  unique translation. Words are separated by white space, so that the limit has no effect in scripts
-  without spaces. Differences in white space are ignored.
+  A row is skipped if, in any language, its text is empty, has more than `max_words` words, or
+  repeats the text of an earlier usable row. The paper limits texts to 50 tokens. Repeated texts are
+  skipped because their translation is ambiguous. Words are separated by white space, so the limit
+  has no effect in scripts without spaces. Texts that differ only in white space count as repeated.
   """
   earlier: set[tuple[int, str]] = set()  # Column and text.
   rows = []
@@ -214,8 +216,9 @@ def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> n
 def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
   """Returns the retrieval error of every ordered pair of languages, 0 to 1, float64 [L, L].
 
-  Each text of language i searches the texts of language j by cosine. Cell (i, j) is the share of
-  texts that do not find their translation. Ties go to the first text. The diagonal is 0.
+  Each text in language i is a query, and all texts in language j are the candidates. Cell (i, j) is
+  the share of queries whose nearest candidate by cosine is not their translation. Ties go to the
+  first candidate. The diagonal is 0.
 
   Args:
     vectors: Vectors [N, D] of each language; equal rows are translations.
@@ -234,19 +237,19 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mean_errors(error_LL: np.ndarray) -> np.ndarray:
-  """Returns the mean error of the queries in each language, [L].
+  """Returns the mean error over the queries in each language, [L].
 
-  Transpose the matrix for the mean error by the language of the candidates. The margins of the
-  paper's tables show both.
+  For the mean error by candidate language, pass the transposed matrix. The margins of the paper's
+  tables show both means.
   """
   return error_LL.sum(axis=1) / (len(error_LL) - 1)
 
 
 def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dict[str, float]:
-  """Returns the mean error `within` groups and `between` groups; a mean without pairs is omitted.
+  """Returns the mean error `within` groups and `between` groups; omits a mean over no pairs.
 
-  Groups by language compare several translations into one language (Tables 4 and 6 of the paper).
-  Groups by family show the effect of relatedness.
+  Grouping by language compares several translations into one language (Tables 4 and 6 of the
+  paper). Grouping by family shows the effect of language relatedness.
   """
   same_LL = np.array([[x == y for y in group_L] for x in group_L])
   masks = {"within": same_LL & ~np.eye(len(group_L), dtype=bool), "between": ~same_LL}
@@ -254,11 +257,12 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
 
 
 def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[float]:
-  """Returns how much the error depends on the version, as in the paper's Section 3.2.2.
+  """Returns how much the error differs between versions in one language (paper, Section 3.2.2).
 
-  Several versions in one language are compared by their errors with the same text in another
-  language. Each spread is the highest minus the lowest of these errors. Every language with several
-  versions has one spread per text in another language and direction of the search.
+  Suppose a language has several versions. Each of them has a retrieval error against a fixed
+  version in a different language. The spread is the difference between the highest and the lowest
+  of these errors. The list contains the spreads for all such languages, fixed versions and
+  retrieval directions.
   """
   spreads: list[float] = []
   for group in dict.fromkeys(group_L):
@@ -270,10 +274,10 @@ def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[f
 
 
 def language_tree(error_LL: np.ndarray) -> np.ndarray:
-  """Returns a tree of languages, as in the paper's Section 3.2.1: average linkage of errors.
+  """Clusters languages into a tree by average linkage, as in the paper's Section 3.2.1.
 
-  The result is a linkage matrix of scipy, [L - 1, 4]. The distance of two languages is the mean
-  error over both directions. Leaves are ordered so that neighbors have a small distance.
+  The result is a SciPy linkage matrix, [L - 1, 4]. The distance between two languages is the mean
+  error over both retrieval directions. Leaves are ordered so that similar languages are adjacent.
   """
   from scipy.cluster import hierarchy  # Imported late because it takes a second.
   from scipy.spatial import distance
@@ -315,7 +319,7 @@ TED = suite.Benchmark(
 )
 TRANSLATIONS = suite.Benchmark(
   name="translations",
-  title="Several translations of one text, and translations of translations",
+  title="Several translations of one text, some of them translated again",
   files=suite.Files(
     ("translations",),
     "TEXT.CODE.txt or, for translations of translations, TEXT.eng+deu+zho.txt; versions in one "

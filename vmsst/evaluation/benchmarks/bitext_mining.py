@@ -1,17 +1,19 @@
 """Bitext mining: finds translation pairs in two corpora, as in the BUCC 2018 shared task.
 
-The metrics are F1 at the threshold with the highest F1 (VMSST paper, section 6.2):
+The metrics are F1 scores at the threshold that maximizes F1 (VMSST paper, section 6.2):
 
-* `cosine_f1`: candidates are each foreign sentence and its nearest English sentence, by cosine.
-* `margin_f1`: candidates are selected by the ratio margin with k = 4 neighbors. Each sentence is in
-  at most one candidate pair.
-* `average`: the mean of both; it enters the overall Score of the paper.
+* `cosine_f1`: each foreign sentence and its nearest English sentence by cosine form a candidate
+  pair.
+* `margin_f1`: candidate pairs are selected by the ratio margin with k = 4 neighbors. Each sentence
+  is in at most one candidate pair.
+* `average`: the mean of both F1 scores, which is part of the overall Score in the VMSST paper.
 
-Sentences that occur more than once in a corpus are handled as in LASER. They are embedded once and
-take part in the search, but candidate pairs with such a sentence are dropped. Gold pairs with such
-a sentence count as not found.
+Repeated sentences in a corpus are handled as in LASER. They are embedded once and take part in the
+search, but candidate pairs with a repeated sentence are dropped. Gold pairs with a repeated
+sentence count as missed.
 
-Like the papers, `BUCC` uses the training data of the shared task. Only its gold pairs are public.
+Like the papers, `BUCC` uses the training data of the shared task, because gold pairs are public
+only for the training data.
 """
 
 import dataclasses
@@ -43,8 +45,8 @@ class Corpus:
 
   Attributes:
     texts: The distinct sentences.
-    row_by_id: Position in `texts` of the sentence with each id.
-    once_N: Whether a sentence occurs only once, bool [N].
+    row_by_id: Position in `texts` of each sentence, by sentence id.
+    once_N: Whether each sentence in `texts` occurs only once in the corpus, bool [N].
   """
 
   texts: list[str]
@@ -53,20 +55,20 @@ class Corpus:
 
 
 def read_corpus(path: storage.Path) -> Corpus:
-  """Reads lines `id TAB sentence`; raises InputError for other lines and for repeated ids."""
+  """Reads lines `id TAB sentence`; raises InputError if a line has no TAB or repeats an id."""
   rows: dict[str, int] = {}
   row_by_id: dict[str, int] = {}
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     name, tab, sentence = line.partition("\t")
     if not tab or name in row_by_id:
-      raise errors.InputError(f"{path}:{number}: the line must be a new id, TAB and a sentence")
+      raise errors.InputError(f"{path}:{number}: the line must be a unique id, TAB and a sentence")
     row_by_id[name] = rows.setdefault(sentence.strip(), len(rows))
   once_N = np.bincount([*row_by_id.values()], minlength=len(rows)) == 1
   return Corpus(list(rows), row_by_id, once_N)
 
 
 def _read_bucc(root: storage.Path) -> list[suite.Task]:
-  """Returns one large task per language pair of BUCC."""
+  """Returns one large task per BUCC language pair."""
   paths = {
     name: path
     for name in PAIRS
@@ -83,7 +85,7 @@ def read_mining(root: storage.Path) -> list[suite.Task]:
 
 
 def _read_pair(name: str, gold: storage.Path) -> suite.Task:
-  """Reads gold pairs and the two corpora next to them; file names differ only in the suffix."""
+  """Reads gold pairs and both corpora from one folder; the file names differ only in the suffix."""
   codes = tuple(files.known_code(code, gold) for code in name.split("-"))
   start = files.plain_name(gold).removesuffix("gold")
   foreign, english = (
@@ -127,7 +129,7 @@ BUCC = suite.Benchmark(
 )
 MINING = suite.Benchmark(
   name="mining",
-  title="Bitext mining in other corpora in the format of BUCC",
+  title="Bitext mining in other corpora in BUCC format",
   files=suite.Files(
     ("mining",), "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz"
   ),

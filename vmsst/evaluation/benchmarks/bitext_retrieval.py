@@ -1,24 +1,27 @@
-"""Translation retrieval: Tatoeba, FLORES-200, NTREX-128, and ParaCrawl with many distractors.
+"""Translation retrieval on Tatoeba, FLORES-200, NTREX-128, and ParaCrawl with many distractors.
 
 * `TATOEBA` is LASER's test set, version 1: up to 1,000 sentences in each of 112 languages, with
-  English translations. `to English` and `from English` are the accuracies of nearest-neighbor
-  search by cosine. The VMSST paper (section 6.2), the EMS paper (section V-A) and the soft
-  contrastive paper (section 4.2) report their mean, `average`.
-* `FLORES` and `NTREX` are N-way translations. Each ordered pair of languages has a result. The
-  queries are in the first language, the candidates in the second. Regional variants of one language
-  are not compared. The metrics are
+  English translations. The metrics `to English` and `from English` are the accuracies of
+  nearest-neighbor search by cosine. The VMSST paper (section 6.2), the EMS paper (section V-A) and
+  the soft contrastive paper (section 4.2) report the mean of both, `average`.
+* `FLORES` and `NTREX` contain N-way translations. Each ordered language pair has a result, with
+  queries in the first language and candidates in the second language. Regional variants of one
+  language are not compared with each other. The metrics are
 
-  * `accuracy`: share of queries for which the nearest candidate by cosine is the translation, P@1
-    (EMS paper, section V-B). Ties go to the first candidate.
-  * `hubness`: skewness of how often a candidate is among the 4 nearest neighbors of a query.
-  * `xsim`: error rate of the candidates with the highest ratio margin among the 4 nearest (soft
-    contrastive paper, section 4.2). A candidate with the same text as the translation is right.
-  * `xsim++`: the same for English candidates, with changed English sentences as distractors.
+  * `accuracy`: share of queries whose nearest candidate by cosine is the translation, called P@1 in
+    the EMS paper (section V-B). Ties go to the first candidate.
+  * `hubness`: skewness of the number of queries that have a candidate among their 4 nearest
+    neighbors, over all candidates.
+  * `xsim`: error rate if the candidate with the highest ratio margin among the 4 nearest is
+    retrieved (soft contrastive paper, section 4.2). A candidate with the same text as the
+    translation counts as correct.
+  * `xsim++`: the same error rate for English candidates, with altered English sentences as
+    distractors.
 
 * `PARACRAWL` follows the EMS paper (section V-D, Table X): 2,000 queries among 200,000 candidates.
   `accuracy` is the share of queries for which the translation has the highest ratio margin among
-  the 4 nearest candidates. The paper's samples are not published. Use the first lines of shuffled
-  ParaCrawl 5 files.
+  the 4 nearest candidates. The paper's samples were not published, so use the first lines of
+  shuffled ParaCrawl 5 files.
 """
 
 import dataclasses
@@ -48,7 +51,7 @@ def _codes(text: str) -> tuple[str, ...]:
   return tuple(text.split())
 
 
-# Languages of Tatoeba in the training data of the EMS paper.
+# Tatoeba languages in the EMS paper's training data.
 _EMS_SEEN = _codes(
   "afr ara ben bul cat ces cmn dan deu ell epo est eus fin fra glg heb hin hrv hun hye ind ita jav "
   "jpn kat kaz kor kur lit lvs mal mar max mkd mon nld nob pes pol por ron rus slk slv spa sqi srp "
@@ -75,14 +78,14 @@ TATOEBA_GROUPS: dict[str, tuple[str, ...]] = {
   ">300k (43)": _without(_BELOW_300K),
   "<300k (15)": _BELOW_300K,
   "EMS unseen (54)": tuple(code for code in TATOEBA_LANGUAGES if code not in _EMS_SEEN),
-  # The pairs of the soft contrastive paper, averaged in its Table 3.
+  # Table 3 of the soft contrastive paper averages over these pairs.
   "en-fr en-ja en-ko en-ru": ("fra", "jpn", "kor", "rus"),
 }
-"""Groups of languages for the averages in papers, by name."""
+"""Language groups over which papers average, by name."""
 
 
 def tatoeba_files(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path]]:
-  """Returns the foreign and the English file of each language code in the folder.
+  """Returns the foreign and the English file for each language code in the folder.
 
   Raises:
     InputError: the folder has no files, or the second file of a pair is missing.
@@ -99,7 +102,7 @@ def tatoeba_files(folder: storage.Path) -> dict[str, tuple[storage.Path, storage
 
 
 def tatoeba_task(code: str, foreign: storage.Path, english: storage.Path) -> suite.Task:
-  """Returns the task of one language; its result is named after the code."""
+  """Returns the task for one language; the name of the result is the language code."""
   return retrieval_task(code, (code, "eng"), files.read_aligned(foreign, english))
 
 
@@ -117,8 +120,8 @@ def retrieval_task(
     name: Name of the task and of the result.
     codes: Codes of the two languages.
     texts: Texts in each language; equal rows are translations.
-    target: Word for the second language in the names of metrics.
-    several: Whether a text in several rows has several right translations.
+    target: Word for the second language in metric names.
+    several: Whether a text that occurs in several rows has several correct translations.
   """
   names = {"forward": f"to {target}", "backward": f"from {target}", "average": "average"}
 
@@ -132,7 +135,7 @@ def retrieval_task(
 def _summarize_tatoeba(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
-  """Returns means over all, seen and unseen languages, and over complete `TATOEBA_GROUPS`."""
+  """Returns means over all, seen and unseen languages, and over `TATOEBA_GROUPS` without gaps."""
   # Only the foreign language counts as seen or unseen, not English.
   foreign = [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
   summary: suite.Numbers = {}
@@ -160,7 +163,7 @@ TATOEBA = suite.Benchmark(
 PARALLEL_METRICS = ("accuracy", "xsim", "hubness")
 NTREX_LANGUAGES = [x for x in languages.LANGUAGES if x.ntrex]
 FLORES_LANGUAGES = [x for x in languages.LANGUAGES if x.flores and x.iso639_3 != "nqo"]
-"""The languages of FLORES-200, without N'Ko, a later addition of FLORES+."""
+"""The languages of FLORES-200. N'Ko is excluded because only FLORES+ contains it."""
 FLORES_GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": {
     "mUSE (182)": _codes("ar de es fr it ja ko nl pl pt ru th tr zh"),
@@ -168,10 +171,10 @@ FLORES_GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   },
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
 }
-"""Groups of languages by metric and name. Papers average over all ordered pairs in a group."""
+"""Language groups by metric and name. Papers average over all ordered pairs in a group."""
 
 _ENGLISH = languages.language("en")
-_AUGMENTED = "eng_Latn"  # The language of the changed sentences for xSIM++.
+_AUGMENTED = "eng_Latn"  # The language of the altered sentences for xSIM++.
 
 
 def _read_flores(root: storage.Path) -> list[suite.Task]:
@@ -204,7 +207,7 @@ def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
 def read_ntrex(
   root: storage.Path, keep: Callable[[str], bool] = lambda code: True
 ) -> list[suite.Task]:
-  """Returns one task of all languages, or of the languages that `keep` accepts by code."""
+  """Returns one task with all languages, or only the languages whose codes `keep` accepts."""
   paths = {code: path for code, path in ntrex_files(root).items() if "_" not in code}
   return [_parallel_task({code: path for code, path in paths.items() if keep(code)})]
 
@@ -212,7 +215,7 @@ def read_ntrex(
 def _parallel_task(
   paths: Mapping[str, storage.Path], distractors: Sequence[str] = ()
 ) -> suite.Task:
-  """Returns one task of all languages, with a result per ordered pair of codes (deu-fra)."""
+  """Returns one task with all languages; each ordered pair of codes (deu-fra) has a result."""
   texts = [*files.by_label(paths).items(), *([(_AUGMENTED, distractors)] if distractors else [])]
   text_sets = tuple(suite.TextSet(code, [text.strip() for text in lines]) for code, lines in texts)
   score = functools.partial(_score_pairs, text_sets, bool(distractors))
@@ -222,7 +225,7 @@ def _parallel_task(
 def _score_pairs(
   text_sets: Sequence[suite.TextSet], augmented: bool, *vectors: np.ndarray
 ) -> list[suite.Result]:
-  """Returns the results; if `augmented`, the last text set has the distractors for xSIM++."""
+  """Returns the results; if `augmented`, the last text set contains the distractors for xSIM++."""
   codes = [text_set.language for text_set in (text_sets[:-1] if augmented else text_sets)]
   metrics: dict[tuple[int, int], suite.Numbers] = {}
   for first, second in itertools.combinations(range(len(codes)), 2):
@@ -255,17 +258,17 @@ def summarize_pairs(
   seen: suite.Seen,
   complete: bool,
 ) -> suite.Numbers:
-  """Returns means over ordered pairs of languages.
+  """Returns means over ordered language pairs.
 
-  Each metric is averaged over all pairs, and over the pairs to English, from English, without
-  English, and of seen and unseen languages. A group is averaged if all its pairs have results. For
-  `xsim`, a group also has averages by the language of the candidates. `xsim++` is averaged over all
-  pairs to English.
+  Each metric is averaged over all pairs, and separately over pairs into English, from English,
+  without English, in seen languages and in unseen languages. Each group is also averaged if all its
+  pairs have results. For `xsim`, the groups are averaged by candidate language as well. `xsim++`
+  has only the average over all pairs into English.
 
   Args:
-    groups: Language codes by metric and name of the group.
+    groups: Language codes of each group, by metric and group name.
     results: Results of the pairs.
-    seen: Tests whether languages were seen in training.
+    seen: Test for seen languages, or None if they are unknown.
     complete: Whether all languages have results.
   """
   pairs = [tuple(languages.language(code) for code in result.languages) for result in results]
@@ -325,7 +328,7 @@ NTREX = suite.Benchmark(
 # --------------------------------------------------------------------------------------------
 # ParaCrawl
 
-# Languages of Table X, all paired with English.
+# The languages of Table X, which are all paired with English.
 _PARACRAWL_CODES = _codes("bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv")
 
 

@@ -1,21 +1,22 @@
-"""Zero-shot cross-lingual classification: documents of MLDoc and CLS, and sentences of SIB-200.
+"""Zero-shot cross-lingual classification of MLDoc and CLS documents and SIB-200 sentences.
 
 The protocol is from the EMS paper (sections V-E and V-F, Tables XI and XII). LASER's multilayer
-perceptron is trained on frozen vectors of texts in one language and tested in another language. The
-epoch is selected by the accuracy on the development texts. A result `en->xx` was trained in
-English; `accuracy` is the mean and `deviation` the standard deviation over five seeds.
+perceptron is trained on frozen text vectors in one language and tested in a second language. The
+test uses the parameters from the epoch with the highest accuracy on the development texts. A result
+`en->xx` belongs to a classifier trained in English. `accuracy` is the mean over five seeds, and
+`deviation` is the standard deviation.
 
-The vector of a document is the mean vector of its sentences. In every language, a sentence ends
+The vector of a document is the mean of its sentence vectors. In every language, a sentence ends
 
 * after `. ! ?` or an ellipsis and any closing quotes and brackets, if white space follows and the
   next character is not a lowercase letter. The period after a single capital letter ("J. S. Bach")
-  ends no sentence.
-* after the sentence marks of scripts without a space after them: Chinese and Japanese, Arabic and
-  Urdu, Devanagari and Bengali, Ethiopic, Armenian, Khmer, Burmese.
+  does not end a sentence.
+* after a sentence-final mark in Chinese, Japanese, Arabic, Urdu, Devanagari, Bengali, Ethiopic,
+  Armenian, Khmer or Burmese script, with or without a following space.
 * at the end of a line.
 
-Text is also split after abbreviations ("Dr. Smith"). Thai and Lao have no sentence marks and are
-split at line ends only.
+As a limitation, text is also split after abbreviations ("Dr. Smith"). Thai and Lao have no
+sentence-final marks, so their texts are split only at line ends.
 """
 
 import ast
@@ -63,7 +64,7 @@ _CLS_DOMAINS = ("books", "dvd", "music")
 
 
 def mldoc_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
-  """Yields label and text from an MLDoc file with lines `label TAB text`.
+  """Yields the label and the text of each line `label TAB text` in an MLDoc file.
 
   MLDoc's script may write texts as Python bytes literals (b'...'); these are decoded.
   """
@@ -75,10 +76,11 @@ def mldoc_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
 
 
 def cls_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
-  """Yields label and text of each review in a CLS file.
+  """Yields the label and the text of each review in a CLS file.
 
   A review is an XML element `item` with `rating`, `summary` and `text`. The label is "positive" for
-  more than three stars. The document is the summary and the text, as in the processed CLS data.
+  more than three stars. The document consists of the summary and the text, as in the processed CLS
+  data.
   """
   root = ElementTree.fromstring(b"".join(text_files.read_chunks(str(path))))
   for item in root.iter("item"):
@@ -126,7 +128,7 @@ def _read_cls(root: storage.Path) -> list[suite.Task]:
       if storage.find(folder, "*"):
         paths = [files.plain_or_gzipped(folder / f"{x}.review") for x in ("train", "test")]
         train, test = (_labeled_texts(cls_rows(path)) for path in paths)
-        # CLS has no development set; the test set in the training language selects the epoch.
+        # CLS has no development set, so the test set in the training language determines the epoch.
         splits[code] = Splits(train, test, test)
     if splits:
       prefix = f"{domain} "
@@ -142,24 +144,26 @@ def transfer_task(
   documents: bool = False,
   into_english: bool = False,
 ) -> suite.Task:
-  """Returns the task of classifying texts in each language after training in English.
+  """Returns a task that trains a classifier in English and tests it in each language.
 
   Args:
     name: Name of the task.
     splits: The texts by language code, including English.
     prefix: Prefix for the names of the results.
     documents: Whether texts are documents. The vector of a document is the mean vector of its
-      sentences. Documents have no result `en->en`, because the test set of CLS selects the epoch.
-    into_english: Whether to train a classifier in each language for a result `xx->en`.
+      sentences. Documents have no result `en->en`, because CLS uses the English test set to choose
+      the epoch.
+    into_english: Whether to also train a classifier in each language and test it in English, with
+      results named `xx->en`.
 
   Raises:
-    InputError: English or all other languages are missing.
+    InputError: English is missing, or documents are in English only.
   """
   english = next((code for code in splits if _is_english(code)), "")
   if not english or (documents and len(splits) < 2):
     raise errors.InputError(f"{name} needs English and another language; add the missing files")
   classes = sorted({label for split in splits.values() for label in split.train.labels})
-  text_sets = {}  # By identity, so that a test set that is also the dev set is embedded once.
+  text_sets = {}  # Keyed by object: a set used for dev and test is embedded once.
   for code, split in splits.items():
     for data in (split.train, split.dev, split.test):
       text_sets[data] = suite.TextSet(code, data.texts, split=sentences if documents else None)
@@ -198,9 +202,10 @@ def _is_english(code: str) -> bool:
 def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool) -> suite.Numbers:
   """Returns mean accuracies.
 
-  * `accuracy`: between two languages, and the same for seen and unseen languages
-  * `accuracy from English` and `accuracy into English`, if both directions have results
-  * `English`: from English to English
+  * `accuracy`: over results between two different languages
+  * `accuracy seen` and `accuracy unseen`: the same for seen and unseen languages
+  * `accuracy from English` and `accuracy into English`: only if both directions have results
+  * `English`: over results with training and test in English
   """
   between = [x for x in results if x.languages[0] != x.languages[1]]
   groups = {"accuracy": between}
@@ -255,7 +260,8 @@ SIB200 = suite.Benchmark(
 
 _CLOSING = r"[\"'”’»›)\]）」』】》〉]*+"
 _SPACED = rf"(?<![.!?…])(?P<stop>[.!?…]++){_CLOSING}(?=\s++(?P<next>\S))"
-# Chinese and Japanese, Arabic and Urdu, Devanagari, Ethiopic, Armenian, Khmer, Burmese.
+# Sentence-final marks of Chinese and Japanese, Arabic and Urdu, Devanagari, Ethiopic, Armenian,
+# Khmer, Burmese.
 _UNSPACED = rf"[。！？｡؟۔।॥።፧։។៕။]++{_CLOSING}"
 _BOUNDARY = re.compile(rf"{_SPACED}|{_UNSPACED}|\n")
 

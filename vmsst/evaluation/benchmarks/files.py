@@ -1,6 +1,6 @@
-"""Finds the plain or gzipped files of benchmarks, and reads their lines and fields.
+"""Finds benchmark files, plain or gzipped, and reads their lines and fields.
 
-Errors name the file and, if possible, the line.
+Error messages name the file and, if possible, the line.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ _Record = TypeVar("_Record")
 def files_in(folder: storage.Path, *patterns: str) -> list[storage.Path]:
   """Returns the files that match a glob pattern, sorted.
 
-  If a file exists both plain and gzipped, the plain file is returned.
+  If a file exists both plain and gzipped, only the plain file is returned.
 
   Args:
     folder: Folder of the files.
@@ -59,7 +59,7 @@ def table(path: storage.Path, columns: int | None = None) -> Iterator[list[str]]
     columns: Number of fields (default: as many as in the first line).
 
   Raises:
-    InputError: a line has another number of fields.
+    InputError: a line has a different number of fields.
   """
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     row = line.split("\t")
@@ -70,7 +70,7 @@ def table(path: storage.Path, columns: int | None = None) -> Iterator[list[str]]
 
 
 def column(path: storage.Path) -> list[str]:
-  """Returns the lines of a file with one text per line."""
+  """Returns all lines of a file with one text per line."""
   return [text for (text,) in table(path, 1)]
 
 
@@ -100,7 +100,7 @@ def number(field: str, path: storage.Path, line: int) -> float:
 
 
 def known_code(code: str, path: storage.Path) -> str:
-  """Returns `code`; raises InputError with the path of the file if the code is unknown."""
+  """Returns `code`; raises an InputError that names the file if the code is unknown."""
   try:
     languages.language(code)
   except errors.InputError as error:

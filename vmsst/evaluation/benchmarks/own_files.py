@@ -1,15 +1,17 @@
 """Benchmarks from a user's own files: scored pairs, bitext, or queries with relevant texts.
 
-Each file is a benchmark with one result. Languages are read from its name (`my.de-en.tsv`). The
-metrics, times 100, are
+Each file becomes a benchmark with one result. The languages are read from the file name
+(`my.de-en.tsv`). The metrics, times 100, are
 
-* for `sts`: `pearson` and `spearman`, the correlation of cosines and scores.
+* for `sts`: `pearson` and `spearman`, the correlations between cosines and scores.
 * for `bitext`: `accuracy`, the accuracy of nearest-neighbor search by cosine, and `xsim`, the error
-  rate of the ratio margin among the k = 4 nearest neighbors. `forward` searches the targets,
-  `backward` the sources; the name without a direction is the mean. If a text is on several lines,
-  such as a question with several answers, all their translations are right.
-* for `retrieval`: `accuracy`, `MRR@10`, `R@10` and `nDCG@10`. Each query searches all distinct
-  texts. Queries and texts get the encoder's prompts for queries and documents.
+  rate of the ratio margin among the k = 4 nearest neighbors. Metrics with `forward` in the name
+  search the targets, and metrics with `backward` search the sources. A metric with neither word is
+  the mean of both directions. If a text is on several lines, such as a question with several
+  answers, the second text on each of these lines counts as correct.
+* for `retrieval`: `accuracy`, `MRR@10`, `R@10` and `nDCG@10`. The candidates for each query are all
+  distinct texts. The encoder's query prompt is applied to queries, and its document prompt to
+  texts.
 """
 
 import functools
@@ -41,12 +43,13 @@ def benchmarks(
     sts: Files or shell patterns with lines `score TAB first sentence TAB second sentence`.
     bitext: Files or shell patterns in any bitext format of `vmsst.data.readers`.
     retrieval: Files or shell patterns with lines `query TAB text`, or JSON Lines of objects with
-      `query` and `text`. Repeat a query to give it several texts. A number in a first or third
-      column, or in another field of the object, is a label; texts with label 0 are not relevant.
+      `query` and `text`. Repeat a query to give it several texts. A numeric first or third column,
+      or an additional numeric field in the object, is a relevance label; texts with label 0 are not
+      relevant.
 
   Raises:
-    InputError: a pattern matches no file, the name of a TMX or Moses file does not show its
-      languages, or two files have the same name.
+    InputError: a pattern matches no file, the name of a TMX or Moses file does not show the
+      languages, or two files have the same benchmark name.
   """
   results = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
   pairs: dict[readers.BitextFile, None] = {}
@@ -64,7 +67,7 @@ def benchmarks(
 
 
 def is_own(name: str) -> bool:
-  """Returns whether a benchmark was read from a user's own file, given its name."""
+  """Returns whether this is the name of a benchmark from a user's own file."""
   return name.startswith(("sts-", "bitext-", "retrieval-"))
 
 
@@ -78,7 +81,7 @@ def _benchmark(kind: str, paths: Sequence[str], task: Callable[[], suite.Task]) 
       optional=tuple(glob.escape(os.path.basename(path)) for path in paths),
       root=storage.path(folder),
     ),
-    read=functools.cache(lambda root: [task()]),  # Commands also read the files to check them.
+    read=functools.cache(lambda root: [task()]),  # Commands already read the files to check them.
     averages=lambda results, seen, complete: results[0].metrics,
   )
 

@@ -1,16 +1,16 @@
 """Question retrieval in a knowledge base of questions, by cosine.
 
 * `QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12). The queries are
-  from NQ-open and MKQA. Each gets the answer of the nearest of PAQ's 65 million questions, and the
-  metric is the share of right answers.
+  from NQ-open and MKQA. Each query receives the answer to the nearest of PAQ's 65 million
+  questions. The metric is the share of correct answers.
 * `sample_benchmark` is the same task with a small sample of PAQ, for evaluation during training.
-* `MKQA_SMALL` is a small task that needs no PAQ: it retrieves the English original of each MKQA
-  question among the English questions of MKQA and NQ.
+* `MKQA_SMALL` is a small task that does not need PAQ. For each MKQA question in a foreign language,
+  it retrieves the English original from the English questions of MKQA and NQ.
 
-The search of `QUESTIONS` reads the knowledge base in shards of lines, so that its memory use does
-not grow with the knowledge base. It embeds the questions of a shard, finds the nearest one to each
-query, and compares the answers. It does so once for each vector size to evaluate; W in array names
-is the number of sizes.
+`QUESTIONS` reads the knowledge base in shards of lines, so its memory use does not grow with the
+knowledge base. For each shard, it embeds the questions, finds the nearest question to each query,
+and compares the answers. The search is repeated for each vector size; in array names, W is the
+number of vector sizes.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ SHARD = 1 << 16
 """Number of lines in a shard of the knowledge base."""
 
 RIGHT_PER_QUERY = 10
-"""Maximum number of questions with a right answer that `knowledge_sample` adds per query."""
+"""Maximum number of questions with a correct answer that `knowledge_sample` adds per query."""
 
 _KNOWLEDGE_LANGUAGE = "en"
 
@@ -49,7 +49,7 @@ MKQA_LANGUAGES = (
   "nl", "no", "pl", "pt", "ru", "sv", "th", "tr", "vi", "zh_cn",
 )
 # fmt: on
-"""Languages of Table 12. Results for MKQA's zh_hk and zh_tw are not part of the mean."""
+"""Languages of Table 12. The mean excludes MKQA's zh_hk and zh_tw."""
 
 _MKQA_SETS = tuple(f"mkqa {code}" for code in MKQA_LANGUAGES)
 
@@ -64,7 +64,7 @@ class Questions:
     name: Unique name.
     language: Language code.
     texts: The questions.
-    gold: Right answers to each question, normalized by `retrieval.normalize_answers`.
+    gold: Correct answers to each question, normalized by `retrieval.normalize_answers`.
   """
 
   name: str
@@ -91,8 +91,8 @@ def mkqa(path: storage.Path) -> list[Questions]:
   """Reads the questions of mkqa.jsonl.gz in each language.
 
   The gold answers in all languages are the English answers and their aliases, because the knowledge
-  base is English. A third of the questions have no short answer, or no answer at all. They are
-  dropped, because no question of the knowledge base could be right.
+  base is English. A third of the questions have no short answer or no answer at all. These
+  questions are dropped, because no answer in the knowledge base could be correct.
 
   Raises:
     InputError: the file is broken, or a language is unknown.
@@ -113,11 +113,11 @@ def mkqa(path: storage.Path) -> list[Questions]:
 class KnowledgeSearch(suite.Task):
   """Answers the queries of all text sets in one pass over a knowledge base.
 
-  Unlike in other tasks, the arguments of `score` are not vectors. They state for each text set
-  which answers are right, bool [N].
+  Unlike other tasks, this task does not pass vectors to `score`. It passes one array per text set,
+  bool [N], that marks the queries with a correct answer.
 
   Attributes:
-    gold: Right answers to the texts of all text sets, in order.
+    gold: Correct answers to each query, in the order of the text sets.
     paths: Files of the knowledge base, with a `Question` per line.
   """
 
@@ -142,7 +142,7 @@ class KnowledgeSearch(suite.Task):
 
 
 def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Result]:
-  """Returns `accuracy` (R@1), the share of queries with a right answer, for each set."""
+  """Returns `accuracy` (R@1), the share of queries with a correct answer, for each set."""
   return [
     suite.Result(x.name, (x.language,), {"accuracy": 100 * float(right_N.mean())})
     for x, right_N in zip(sets, right, strict=True)
@@ -152,12 +152,12 @@ def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Res
 def _averages(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool, *, note: str = ""
 ) -> suite.Numbers:
-  """Returns the accuracy on NQ, and means of the accuracy on MKQA over the languages of Table 12.
+  """Returns the accuracy on NQ and mean accuracies on MKQA over the languages of Table 12.
 
   Args:
     results: The results.
-    seen: Tests whether languages were seen in training.
-    complete: Ignored: each average has its own list of expected results.
+    seen: Test for seen languages, or None if they are unknown.
+    complete: Ignored, because each average has its own list of expected results.
     note: Suffix for the names of the averages.
   """
   groups = {f"nq{note}": ["nq"], f"mkqa{note}": _MKQA_SETS}
@@ -171,7 +171,8 @@ def question_sets(root: storage.Path) -> list[Questions]:
   """Reads the queries of NQ and MKQA; a set without files is skipped."""
   sets = []
   if (root / "nq").is_dir():
-    # The file that Google published as "dev" is the usual test set; some copies call it "test".
+    # The usual test set is the file that Google published as "dev". Some copies call this file
+    # "test".
     names = "[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl"
     nq = list(text_files.read_records(files.files_in(root / "nq", *names)[-1], Question))
     gold = [retrieval.normalize_answers(record.answers) for record in nq]
@@ -191,7 +192,7 @@ def _read(root: storage.Path, *, sample: int | None = None) -> list[suite.Task]:
     gold = [answers for x in sets for answers in x.gold]
     score = functools.partial(_accuracies, sets)
     return [KnowledgeSearch("knowledge base", text_sets, score, large=True, gold=gold, paths=paths)]
-  # The sample is selected by words, so only queries in its language help.
+  # Similar questions are sampled by shared words, so only English queries are useful.
   english = [x for x in sets if x.language == _KNOWLEDGE_LANGUAGE]
   queries = (pair for x in english or sets for pair in zip(x.texts, x.gold, strict=True))
   base = knowledge_sample(queries, paths, sample)
@@ -256,7 +257,7 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
     results = []
     for code, query_ND in zip(questions, queries, strict=True):
       neighbors = exact_search.top_k(query_ND, knowledge_MD, 10)
-      # Row i of the knowledge base is the English original of query i.
+      # Row i of the knowledge base contains the English original of query i.
       gold = [{row: 1} for row in range(len(query_ND))]
       shares = retrieval.rank_metrics(neighbors, gold, 10)
       metrics = {name: 100 * shares[name] for name in ("accuracy", "R@10")}
@@ -268,7 +269,7 @@ def _read_small(root: storage.Path) -> list[suite.Task]:
 
 MKQA_SMALL = suite.Benchmark(
   name="mkqa_small",
-  title="MKQA's questions among their English originals and NQ's",
+  title="Retrieval of the English originals of MKQA questions",
   files=suite.Files(
     ("mkqa", "nq"),
     "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
@@ -283,7 +284,7 @@ MKQA_SMALL = suite.Benchmark(
 
 
 class Question(msgspec.Struct):
-  """A question of a knowledge base.
+  """A question in a knowledge base.
 
   Attributes:
     question: The question.
@@ -305,8 +306,8 @@ class Queries:
 
   Attributes:
     texts: Language code and queries of each text set, Q queries in total.
-    gold: Right answers to each query, sorted.
-    sizes: Numbers of leading dimensions to search with. The size None uses all.
+    gold: Correct answers to each query, sorted.
+    sizes: Vector sizes to search with, as numbers of leading dimensions. None uses all dimensions.
   """
 
   texts: tuple[tuple[str, tuple[str, ...]], ...]
@@ -317,12 +318,12 @@ class Queries:
 def search_knowledge(
   vectors: embedder.Embedder, queries: Queries, paths: Sequence[storage.Path]
 ) -> np.ndarray:
-  """Returns whether the nearest question has a right answer, bool [W, Q], per size and query.
+  """Returns whether the nearest question has a correct answer, by size and query, bool [W, Q].
 
   Ties go to the first question.
 
   Args:
-    vectors: Embeds the texts, and may store the result of each shard.
+    vectors: Embeds the texts; may store the result of each shard.
     queries: The queries.
     paths: Files of the knowledge base, with a `Question` per line, as in PAQ.
 
@@ -352,7 +353,7 @@ def _nearest(
   search: exact_search.Search,
   span: text_files.Span,
 ) -> embedder.Arrays:
-  """Searches one shard: returns the highest cosine and whether that answer is right, [W, Q]."""
+  """Returns the highest cosine in a shard and whether that question's answer is correct, [W, Q]."""
   base = list(text_files.records(span.read(), Question, span.name, span.first))
   texts = [x.question for x in base]
   query_QD = _query_vectors(source, queries)
@@ -364,8 +365,8 @@ def _nearest(
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
     index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
     right.append(are_right(index_Q, base, queries.gold))
-    # Scores of different shards are compared. The search's own scores are not used, because their
-    # rounding depends on the position of a row in its shard.
+    # The cosines are recomputed because they are compared across shards, and the rounding of the
+    # search scores depends on the position of a row in its shard.
     unit_QD = exact_search.unit_rows(query_QD[:, :size])
     rows = exact_search.blocks(len(index_Q))
     cosines = [np.einsum("bd,bd->b", unit_QD[x], unit_MD[index_Q[x]]) for x in rows]
@@ -374,7 +375,7 @@ def _nearest(
   return {"score": np.array(scores), "right": np.array(right), "width": width}
 
 
-@functools.lru_cache(1)  # A process searches many shards for the same queries.
+@functools.lru_cache(1)  # Cached because a process searches many shards with the same queries.
 def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarray:
   """Returns the vectors of the queries, float32 [Q, D]."""
   vectors = []
@@ -388,12 +389,12 @@ def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarr
 def are_right(
   index_Q: np.ndarray, base: Sequence[Question], gold: Sequence[Iterable[str]]
 ) -> np.ndarray:
-  """Returns whether the retrieved questions have a right answer, bool [Q].
+  """Returns whether the retrieved questions have a correct answer, bool [Q].
 
   Args:
     index_Q: Position in `base` of the question retrieved for each query.
     base: Questions of the knowledge base.
-    gold: Right answers to each query, normalized.
+    gold: Correct answers to each query, normalized.
   """
   normalized = {i: retrieval.normalize_answers(base[i].answers) for i in set(index_Q.tolist())}
   pairs = zip(index_Q.tolist(), gold, strict=True)
@@ -406,14 +407,15 @@ def knowledge_sample(
   """Returns a sample of a knowledge base, in file order.
 
   The sample consists of random questions and, for each query, up to `RIGHT_PER_QUERY` questions
-  with a right answer. If more questions have a right answer, the most similar ones are taken, by
-  the Jaccard similarity of their words to the query. The files are read once, in constant memory.
-  The same arguments and files give the same sample.
+  with a correct answer. If more questions have a correct answer, the sample contains the questions
+  whose words are most similar to the query, by Jaccard similarity. The files are read once, in
+  constant memory. The same arguments and files give the same sample.
 
   Args:
-    queries: Text and right answers of each query, in the language of the knowledge base.
+    queries: Text and correct answers of each query, in the language of the knowledge base.
     paths: Files of the knowledge base, with a `Question` per line.
-    size: Number of random questions; a smaller knowledge base is used completely.
+    size: Number of random questions. If the knowledge base has fewer questions, all of them are
+      used.
 
   Raises:
     InputError: a file is broken.
@@ -427,7 +429,7 @@ def knowledge_sample(
   # Heaps of (score, -row, question) keep the highest scores; ties go to the first row.
   similar: list[list[tuple[float, int, Question]]] = [[] for _ in words]
   random_sample: list[tuple[float, int, Question]] = []
-  rng = random.Random(0)  # Python guarantees the sequence of random() for a seed.
+  rng = random.Random(0)  # Python guarantees the same random() values for a seed.
   records = (text_files.read_records(path, Question) for path in paths)
   with progress_bar.Bar(desc="reading the knowledge base", unit=" questions") as bar:
     for row, question in enumerate(itertools.chain.from_iterable(records)):

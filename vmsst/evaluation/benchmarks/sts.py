@@ -1,16 +1,17 @@
-"""Semantic textual similarity: correlation of cosines with human scores of sentence pairs.
+"""Semantic textual similarity: correlation of cosines with human scores for sentence pairs.
 
 * `STS`: the English test sets of SemEval 2012 to 2016. As in the VMSST paper (section 6.2 and
   appendix B.1), Pearson's correlation is averaged over the sets of a year, then over years.
-  Spearman's correlation is computed over all pairs of a year, without SMT in 2013.
-* `XLSTS`: SemEval-2017 task 1, within and across languages. As in the VMSST paper (Tables 1 and
-  10), averages are over ar-ar, ar-en, es-es, es-en and tr-en. The es-en pairs are from track 4a,
-  with the same English sentences as the other four. Track 4b (es-en, news and bad translations)
-  and track 5 (en-en) have results, but are not part of the averages.
-* `STSB`: the STS Benchmark in English and translations. Every test and dev split has a result, such
-  as `de.test`. If pairs are missing, the name shows it: "de.test (595 of 1379 pairs)".
+  Spearman's correlation is computed over all pairs of a year, except for the set SMT in 2013.
+* `XLSTS`: SemEval-2017 task 1, with monolingual and cross-lingual pairs. As in the VMSST paper
+  (Tables 1 and 10), averages are over ar-ar, ar-en, es-es, es-en and tr-en. The es-en pairs are
+  from track 4a, which has the same English sentences as the other four tracks. Track 4b (es-en,
+  news and bad translations) and track 5 (en-en) have results, but are excluded from the averages.
+* `STSB`: the STS Benchmark in English and its translations. Every test and dev split has a result,
+  such as `de.test`. If pairs are missing, the name shows how many pairs are present, as in "de.test
+  (595 of 1379 pairs)".
 
-If sets or pairs are missing, the name of an average ends in " (incomplete)".
+If sets or pairs are missing, the names of the affected averages end in " (incomplete)".
 """
 
 import dataclasses
@@ -43,7 +44,7 @@ _NOT_IN_SPEARMAN = "STS13.SMT"
 
 SAME_LANGUAGE = ("track1.ar-ar", "track3.es-es")
 DIFFERENT_LANGUAGES = ("track2.ar-en", "track4a.es-en", "track6.tr-en")
-# Languages of the first and the second sentences. The names of tracks do not show their order.
+# Languages of the first and the second sentences. The track names do not show the order.
 _TRACKS = {
   "track1.ar-ar": ("ar", "ar"),
   "track2.ar-en": ("en", "ar"),
@@ -56,7 +57,7 @@ _TRACKS = {
 
 LANGUAGES = ("eng", "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")
 SPLITS = {"test": 1379, "dev": 1500}
-"""Number of pairs in the published splits of the STS Benchmark."""
+"""Number of pairs in each published split of the STS Benchmark."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +76,7 @@ class ScoredPairs:
 
   @property
   def text_sets(self) -> tuple[suite.TextSet, suite.TextSet]:
-    """The first and the second sentences."""
+    """Text sets with the first and the second sentences."""
     first, second = self.languages
     return (
       suite.TextSet(first, [row[1] for row in self.rows]),
@@ -83,13 +84,13 @@ class ScoredPairs:
     )
 
   def result(self, first_ND: np.ndarray, second_ND: np.ndarray) -> suite.Result:
-    """Returns both correlations, times 100, given the vectors of the sentences."""
+    """Returns a result with both correlations, given the vectors of the sentences."""
     score_N = np.array([row[0] for row in self.rows])
     metrics = correlations(cosines(first_ND, second_ND), score_N)
     return suite.Result(self.name, self.languages, metrics)
 
   def task(self) -> suite.Task:
-    """Returns the task of the set, with one result."""
+    """Returns a task for this set, with one result."""
     return suite.Task(self.name, self.text_sets, lambda *vectors: [self.result(*vectors)])
 
 
@@ -134,7 +135,7 @@ def _semeval_sets(
 
   Args:
     folder: Folder with tables such as `STS12.MSRpar.tsv`.
-    archive: Folder with files of SemEval's archives.
+    archive: Folder with the files from SemEval's archives.
     year: Last two digits of the year.
     official: Language codes of the official sets, by name (such as MSRpar).
 
@@ -162,7 +163,7 @@ def _semeval_sets(
     rows = [
       (files.number(score, gold, line), pair[0], pair[1])
       for line, (pair, score) in enumerate(zip(pairs, scores, strict=False), 1)
-      if score  # Some pairs of 2015 and 2016 have no score.
+      if score  # Some pairs from 2015 and 2016 have no score.
     ]
     sets[name] = ScoredPairs(name, official[name], rows)
   return [sets[name] for name in official if name in sets]
@@ -171,8 +172,8 @@ def _semeval_sets(
 def _read_sts(root: storage.Path) -> list[suite.Task]:
   """Returns one task per year.
 
-  The results are `pearson` and `spearman` of every set (STS12.MSRpar), and `spearman` over all
-  pairs of the year (STS12), without SMT in 2013.
+  Each set has a result with `pearson` and `spearman` (STS12.MSRpar). Each year has a result with
+  `spearman` over all pairs (STS12), except for SMT in 2013.
   """
   tasks = []
   for year, names in SETS.items():
@@ -220,9 +221,9 @@ def _summarize_sts(
 def _summarize_xlsts(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
-  """Returns means of both metrics over all tracks, and by same and different languages.
+  """Returns means of both metrics over all, monolingual and cross-lingual tracks.
 
-  The VMSST paper calls these XL, XL s. and XL d.
+  The VMSST paper calls these means XL, XL s. and XL d.
   """
   summary: suite.Numbers = {}
   for metric in METRICS:
@@ -240,7 +241,7 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
   tasks: list[suite.Task] = []
   for path in files.files_in(root / "stsb", "stsb.*.tsv", "sts-dev.csv", "sts-test.csv"):
     start, code, *_ = files.plain_name(path).split(".")
-    # Published English files have the split in their name, and a genre in the column of the split.
+    # The published English files show the split in their name, and the split column has a genre.
     english = re.fullmatch("sts-(dev|test)", start)
     code = "eng" if english else files.known_code(code, path)
     rows: dict[str, list[tuple[float, str, str]]] = {}
@@ -253,7 +254,7 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
         note = "" if len(pairs) == count else f" ({len(pairs)} of {count} pairs)"
         name = f"{code}.{split}{note}"
         if any(task.name == name for task in tasks):
-          raise errors.InputError(f"{path}: another file has {name} too; remove one of them")
+          raise errors.InputError(f"{path}: another file also contains {name}; remove one file")
         tasks.append(ScoredPairs(name, (code, code), pairs).task())
   return tasks
 
@@ -266,7 +267,7 @@ def _summarize_stsb(
   for split, metric in itertools.product(SPLITS, reversed(METRICS)):
     names = {f"{code}.{split}" for code in LANGUAGES}
     split_results = [x for x in results if x.name.split(" ")[0] in names]
-    # The name of a split with missing pairs has a note, and so differs.
+    # The name of a split with missing pairs ends in a note, so it is not in `names`.
     complete = names == {x.name for x in split_results}
     values = (x.metrics[metric] for x in split_results)
     summary |= suite.mean(f"{metric} {split}", values, complete=complete)
@@ -287,7 +288,7 @@ STS = suite.Benchmark(
 )
 XLSTS = suite.Benchmark(
   name="xlsts",
-  title="STS 2017, within and across languages",
+  title="STS 2017, monolingual and cross-lingual",
   files=suite.Files(
     ("xlsts",),
     "STS.input.trackN.xx-yy.txt with STS.gs.trackN.xx-yy.txt, or STS17.trackN.xx-yy.tsv (score, "

@@ -1,1 +1,1 @@
-"""Metrics, computed from vectors, scores or alignments."""
+"""Metrics that are computed from vectors, scores or alignments."""

@@ -1,6 +1,6 @@
 """Precision, recall and F1 of sentence alignments.
 
-The strict and the lax scores equal the scores of Vecalign's `score.py` (Thompson and Koehn, 2019).
+The strict and lax scores are the same as in Vecalign's `score.py` (Thompson and Koehn, 2019).
 """
 
 import itertools
@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 
 Pairs = Sequence[Sequence[Any]]
-"""Alignments of a document: source sentence numbers, target sentence numbers, ignored values."""
+"""Alignments in one document: source and target sentence numbers, then ignored values."""
 
 
 def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[str, float]:
   """Returns precision, recall and F1 over all documents, 0 to 1.
 
-  In strict scores, an alignment is right if it equals a gold alignment. In lax scores, it is also
-  right if it shares a source sentence and a target sentence with the same gold alignment.
-  Alignments without sources or without targets (deletions) count for precision, but not for recall.
+  In strict scores, a predicted alignment is correct if it equals a gold alignment. In lax scores,
+  it is also correct if it shares at least one source sentence and one target sentence with a single
+  gold alignment. Alignments without sources or without targets (deletions) count for precision, but
+  not for recall.
 
   Args:
     gold: Gold alignments of each document.
     predicted: Predicted alignments of each document.
 
   Returns:
-    The scores by name: "strict_" or "lax_", and "precision", "recall" or "f1".
+    The scores by name, such as "strict_precision", "strict_recall" or "lax_f1".
 
   Examples:
     >>> gold, predicted = [([0], [0, 1]), ([], [2])], [([0], [0]), ([], [1]), ([], [2])]
@@ -33,7 +34,7 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
     >>> {name: round(value, 2) for name, value in scores.items() if name.endswith("precision")}
     {'strict_precision': 0.33, 'lax_precision': 0.67}
   """
-  # Strict hits, lax hits and total.
+  # Number of strict hits, lax hits and alignments.
   counts = {name: np.zeros(3) for name in ("precision", "recall")}
   for document in zip(gold, predicted, strict=True):
     truth, test = ({(tuple(x[0]), tuple(x[1])) for x in pairs if any(x[:2])} for pairs in document)

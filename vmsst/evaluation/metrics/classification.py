@@ -1,7 +1,8 @@
 """Classifies frozen sentence vectors by topic or sentiment with a small network.
 
-The classifier is trained with labels in one language and tested in another. Its architecture and
-training are LASER's for MLDoc; the EMS paper uses them for Tables XI to XIV.
+The classifier is trained with labels in one language and tested in another. The architecture and
+the training procedure are the same as in LASER's MLDoc experiments. The EMS paper uses them for
+Tables XI to XIV.
 """
 
 import dataclasses
@@ -21,11 +22,11 @@ from vmsst import errors
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-  """Configuration of a multilayer perceptron with tanh; the defaults are LASER's for MLDoc.
+  """Configuration of a multilayer perceptron with tanh; defaults are LASER's values for MLDoc.
 
   Attributes:
     hidden: Widths of the hidden layers.
-    dropout_rate: Dropout rate of the input and of every hidden layer.
+    dropout_rate: Dropout rate for the input and every hidden layer.
     learning_rate: Learning rate of Adam.
     batch_size: Vectors per step. An incomplete last batch of an epoch is dropped.
     epochs: Number of epochs.
@@ -48,7 +49,7 @@ class LabeledVectors:
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """Training data of a classifier, and development data to select the epoch."""
+  """Training data for a classifier, and development data for choosing the epoch."""
 
   train: LabeledVectors
   dev: LabeledVectors
@@ -62,11 +63,12 @@ def transfer_accuracies(
   seeds: Sequence[int] = (0, 1, 2, 3, 4),
   config: MlpConfig | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
-  """Trains a classifier on every split, and returns its accuracies on every test set, 0 to 1.
+  """Trains one classifier per split; returns its accuracy on every test set, 0 to 1.
 
-  Splits and test sets are usually languages. A classifier has the parameters of the epoch with the
-  best accuracy on `dev`; ties go to the last epoch. All seeds, and all splits with the same number
-  of vectors, are trained together. Papers usually report the mean over five seeds.
+  Usually, each split and each test set is in one language. Each classifier is tested with the
+  parameters from the epoch with the highest accuracy on `dev`; ties go to the last epoch. All
+  seeds, and all splits with the same number of vectors, are trained together. Papers usually report
+  the mean over five seeds.
 
   Args:
     splits: Training and development data by name.
@@ -76,7 +78,7 @@ def transfer_accuracies(
     config: Configuration of the classifier (default: LASER's).
 
   Returns:
-    An array with the accuracy of each seed, as `accuracies[split][test]`.
+    Accuracies by split and test set: `accuracies[split][test]` is an array with one value per seed.
 
   Raises:
     InputError: a split has fewer vectors than one batch.
@@ -108,7 +110,7 @@ def transfer_accuracies(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _train_all(config: MlpConfig, num_classes: int, seed_S: jax.Array, *arrays: jax.Array) -> Any:
-  """Runs `_train` for every split and seed; the leaves have shape [splits, seeds, ...]."""
+  """Runs `_train` for every split and seed; output leaves have shape [splits, seeds, ...]."""
   by_seed = jax.vmap(
     functools.partial(_train, config, num_classes), in_axes=(0, None, None, None, None)
   )
@@ -127,7 +129,8 @@ def _train(
   """Trains one classifier; returns the parameters of the best epoch."""
   batch_size, widths = config.batch_size, (train_ND.shape[1], *config.hidden, num_classes)
   steps = len(train_ND) // batch_size
-  # Steps are tiny, so that the number of operations decides. Flat parameters need fewer of them.
+  # Each step is so small that its time depends on the number of operations. Flat parameters need
+  # fewer operations.
   optimizer = optax.flatten(optax.adam(config.learning_rate))
   init_rng, rng = jax.random.split(jax.random.key(seed))
   first = _init(init_rng, widths)
@@ -164,9 +167,9 @@ def _train(
 
 
 def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Array]]:
-  """Returns kernels and biases with the initialization of torch.nn.Linear.
+  """Initializes kernels and biases as torch.nn.Linear does.
 
-  All values are uniform in +-1 / sqrt(inputs).
+  All values are drawn uniformly from +-1 / sqrt(inputs).
   """
   shapes = list(itertools.pairwise(widths))
   draw = jax.random.uniform(rng, (sum((i + 1) * o for i, o in shapes),), minval=-1.0)

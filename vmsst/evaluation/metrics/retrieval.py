@@ -1,7 +1,7 @@
 """Retrieval metrics in NumPy: accuracy, MRR, recall, nDCG, xSIM, xSIM++ and hubness.
 
-Except for hubness, values are in the range 0 to 1. xSIM follows Heffernan et al. (2022), xSIM++
-Chen et al. (2023).
+All metrics except hubness are between 0 and 1. xSIM follows Heffernan et al. (2022), and xSIM++
+follows Chen et al. (2023).
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ def translation_accuracy(
   """Returns the accuracy of translation retrieval by nearest neighbors (cosine).
 
   Row i of the targets is the translation of row i of the sources. `forward` is the share of sources
-  that find their translation among the targets, `backward` the share of targets that find theirs
-  among the sources, and `average` the mean of both. Ties go to the first row.
+  whose nearest target is their translation. `backward` is the share of targets whose nearest source
+  is their translation. `average` is the mean of both shares. Ties go to the first row.
 
   Args:
     source_ND: Vectors of the sources.
     target_ND: Vectors of the targets.
-    texts: The source and the target texts, if one text can have several right translations; see
+    texts: The source and the target texts, if one text can have several correct translations; see
       `pair_accuracy`.
 
   Raises:
@@ -52,15 +52,15 @@ def translation_accuracy(
 def pair_accuracy(
   nearest_N: Sequence[int] | np.ndarray, sources: Sequence[Any], targets: Sequence[Any]
 ) -> float:
-  """Returns the accuracy of retrieved targets if a source can have several right targets.
+  """Returns the accuracy of retrieved targets if a source can have several correct targets.
 
-  A retrieved target is right if any row pairs it with the source. For example, a question on
-  several rows has several right answers.
+  A retrieved target is correct if any row pairs it with the source. For example, a question on
+  several rows has several correct answers.
 
   Args:
     nearest_N: Row of the target retrieved for each source.
     sources: Source texts.
-    targets: Target texts; row i is right for source i.
+    targets: Target texts; row i is correct for source i.
   """
   right = {*zip(sources, targets, strict=True)}
   predicted = zip(sources, (targets[row] for row in nearest_N), strict=True)
@@ -75,11 +75,12 @@ def rank_metrics(
   * `accuracy`: whether the nearest row is relevant
   * `MRR@k`: 1 / rank of the first relevant row
   * `R@k`: share of the relevant rows among the k nearest
-  * `nDCG@k`: sum of the grades, discounted by log2(1 + rank), relative to the best possible order
+  * `nDCG@k`: sum of the relevance grades of the k nearest rows, discounted by log2(1 + rank) and
+    divided by the sum for the best possible order
 
   Args:
     neighbors: At least k neighbors of each query, or all rows.
-    gold: Grades of the relevant rows of each query. Rows with grade 0 are not relevant.
+    gold: Relevance grades by row for each query. Rows with grade 0 are not relevant.
     k: Number of neighbors to consider.
 
   Examples:
@@ -135,8 +136,8 @@ class Nearest:
   Attributes:
     cosine_N: Row of the nearest candidate by cosine; ties go to the first row.
     margin_N: Row with the highest margin among the k nearest candidates; ties go to the first row.
-    hubness: Skewness of the candidates' counts as one of the k nearest (Radovanovic et al., 2010);
-      0 if all counts are equal.
+    hubness: Skewness of the number of sentences that have a candidate among their k nearest, over
+      all candidates (Radovanovic et al., 2010); 0 if all numbers are equal.
   """
 
   cosine_N: np.ndarray
@@ -167,12 +168,12 @@ def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple
 
 
 def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
-  """Returns the share of predicted targets that differ in their text from the translation.
+  """Returns the share of predicted targets whose text differs from the translation.
 
-  This is xSIM, or xSIM++ if the targets include changed translations.
+  This is xSIM, or xSIM++ if the targets include altered translations.
 
   Args:
     nearest_N: Row of the target predicted for each source.
-    target_texts: Target texts: the translation of each source, then distractors.
+    target_texts: The translation of each source, followed by any distractors.
   """
   return float(np.mean([target_texts[row] != target_texts[i] for i, row in enumerate(nearest_N)]))
