@@ -103,7 +103,7 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
   german = b"\xef\xbb\xbfeins\r\nzw\xffei\ndr\0ei\n" + long + b"\nf\xc3\xbcnf\r\n\nsieben"
   english = b"one\ntwo\r\nthree\nfour\nfive\nsix\n" + long
   rows = [(1, "eins", "one"), (5, "fünf", "five"), (6, "", "six")]
-  utf8, nul, size = "the line is not UTF-8", "the line holds NUL", "the line is too long"
+  utf8, nul, size = "the line is not UTF-8", "the line contains NUL", "the line is too long"
   faults = [(f"a.zip/X.de-en.de:{line}", what) for line, what in ((2, utf8), (3, nul), (4, size))]
   faults.append(("a.zip/X.de-en.en:7", size))
   assert _read(_zip(tmp_path / "a.zip", german, english)) == (rows, faults)
@@ -125,7 +125,7 @@ def test_one_side_ends_before_the_other(tmp_path):
 
 
 def test_damaged_archives_are_reported(tmp_path):
-  damaged = "no zip archive, or a damaged one; download it again"
+  damaged = "not a zip archive, or damaged; download it again"
   members = {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}
   uncompressed = io.BytesIO()
   with zipfile.ZipFile(uncompressed, "w") as archive:

@@ -127,7 +127,7 @@ def test_damage_is_found_before_faiss_reads_a_file(folder, monkeypatch):
   monkeypatch.setattr(faiss_index, "read", lambda *args, **options: 1 / 0)
   for damaged in (content, content[:-1]):
     path.write_bytes(damaged)
-    with pytest.raises(errors.InputError, match=r"index\.faiss: damaged: .*delete the folder"):
+    with pytest.raises(errors.InputError, match=r"index\.faiss is damaged: .*delete the folder"):
       open_index(folder)
 
 
