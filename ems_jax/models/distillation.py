@@ -77,8 +77,9 @@ class StudentModel(base.BitextModel):
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> Float[Array, "B 2 S"]:
     """Returns the student's vectors for both sides."""
-    return gradient_caching.embed_pairs(
-      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
+    tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
+    return gradient_caching.embed_texts(
+      self.network, params, tokens_B2T, slices=self.embedding_slices, rng=dropout_rng
     )
 
   def _teacher_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:

@@ -19,7 +19,6 @@ from jaxtyping import Array, Float, Int
 
 from vmsst import errors
 from vmsst.arrays import layouts
-from vmsst.models import base
 from vmsst.networks import sentence_encoder
 
 Encode = Callable[[Any, jax.Array | None], Any]
@@ -113,11 +112,3 @@ def embed_texts(
 
   vector_BRS: jax.Array = map_slices(encode, tokens_BRT, slices=slices, rng=rng)
   return vector_BRS
-
-
-def embed_pairs(
-  network: nn.Module, params: Any, batch: base.Batch, *, slices: int, rng: jax.Array | None
-) -> Float[Array, "B 2 S"]:
-  """Returns the vectors of both texts in each pair; for the arguments, see `embed_texts`."""
-  tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
-  return embed_texts(network, params, tokens_B2T, slices=slices, rng=rng)

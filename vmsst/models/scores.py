@@ -67,8 +67,9 @@ class SimilarityModel(base.BitextModel):
     embedding_norm, tokens_per_example (real tokens of both sides), and the metrics of
     `matryoshka.mean_loss`.
     """
-    vector_B2S = gradient_caching.embed_pairs(
-      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
+    tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
+    vector_B2S = gradient_caching.embed_texts(
+      self.network, params, tokens_B2T, slices=self.embedding_slices, rng=dropout_rng
     )
     grade_B = batch["scores"][:, 0]
 
