@@ -616,7 +616,7 @@ def _add_teacher_vectors(
 
 
 def _report(folder: pathlib.Path, averaged: dict[str, float] | None) -> str:
-  """Formats the results of a run as Markdown. `averaged` contains the averaged encoder's metrics."""
+  """Formats the results of a run as Markdown. `averaged` holds the averaged encoder's metrics."""
   from vmsst.formats import t5x
   from vmsst.train import dev_sets
 

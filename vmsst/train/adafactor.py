@@ -22,16 +22,16 @@ from vmsst.errors import InputError
 from vmsst.train.optimizers import OptimizerDef
 
 PyTree = Any
-Leaf = Any  # an array, or its logical axes: a PartitionSpec, or None if replicated
+Leaf = Any  # An array, or its logical axes: a PartitionSpec, or None if replicated.
 Path = tuple[str, ...]
 
 
 Role = Literal["row", "column", "batch", "none"]
-"""Role of a parameter's axis in the factored second moment. Stacked parameters are a batch."""
+"""Role of a parameter axis in the factored second moment. The axis of stacked layers is 'batch'."""
 
 
 def standard_logical_factor_rules() -> dict[str, Role]:
-  """Returns the role of each of T5X's standard logical axes in the factored second moment."""
+  """Maps T5X's standard logical axes to their roles in the factored second moment."""
   columns = ["vocab", "mlp", "heads", "kv", "joined_kv", "mlp_activations", "multiquery_heads"]
   columns += ["q_wi_fused", "o_wo_fused", "kv_fused"]
   return {
@@ -109,8 +109,8 @@ def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[
 
 def _root_mean_square(x: Array, axes: tuple[int, ...]) -> Array:
   # Without the barriers here and below, XLA on GPUs repeats the last summation of each mean in
-  # every tile of an update. For VMSST with 24 stacked layers, this takes a third of the training
-  # step.
+  # every tile of an update. For VMSST with 24 stacked layers, these repeated sums take a third of
+  # the step time.
   return jax.lax.optimization_barrier(jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True)))
 
 
@@ -162,9 +162,10 @@ class Adafactor(OptimizerDef):
     multiply_by_parameter_scale: Whether to scale the learning rate by the root mean square of the
       parameter.
     beta1: Decay of the first moment. If None, there is no first moment, which saves memory.
-    decay_rate: Exponent c in the decay of the second moment, 1 - t ** -c at step t = 1, 2, ...
+    decay_rate: Exponent c in the second moment's decay, 1 - t ** -c at step t = 1, 2, ...
     step_offset: Step at which the decay schedule starts, for fine-tuning.
-    clipping_threshold: Maximum root mean square of an update, before the learning rate is applied.
+    clipping_threshold: Maximum root mean square of an update, before it is multiplied by the
+      learning rate.
     weight_decay_rate: Fraction of a parameter to subtract at each step.
     min_dim_size_to_factor: A matrix is factored only if both axes have at least this size.
     epsilon1: Constant added to squared gradients.
@@ -191,7 +192,7 @@ class Adafactor(OptimizerDef):
     """Derives the roles from the parameters' logical axes, if `logical_factor_rules` is set.
 
     Raises:
-      InputError: An axis has no rule.
+      InputError: If an axis has no rule.
     """
     if self.logical_factor_rules is not None:
       self._roles = {

@@ -1,4 +1,4 @@
-"""The state of a run: parameters, optimizer state, other variables of the model, and their axes.
+"""The state of a run: parameters, optimizer state, other model variables, and logical axes.
 
 A checkpoint stores the state in T5X's layout, `{'target': ..., 'state': {'step': ...,
 'param_states': ...}}`, with an additional entry `flax_mutables` if the model has variables other
@@ -128,7 +128,7 @@ class TrainState(struct.PyTreeNode):
   def as_logical_axes(self) -> TrainState:
     """Returns the state with arrays replaced by their logical axes, or by None if replicated.
 
-    Model collections without axes are omitted.
+    Collections without axes are omitted.
     """
     axes = flax.core.unfreeze(self.axes["params"])
     mutables = {
@@ -205,7 +205,7 @@ class TrainStateInitializer:
       fallback_rng: Random key to initialize missing arrays if `cfg.fallback_to_scratch` is true.
 
     Raises:
-      InputError: The checkpoint does not match the model.
+      InputError: If the checkpoint does not match the model.
     """
     scratch = None
     if cfg is not None and cfg.fallback_to_scratch:
@@ -224,7 +224,7 @@ class TrainStateInitializer:
     return shapes.restore_state(state)
 
   def write_model_info(self, folder: str) -> None:
-    """Lists the name, shape and axes of each array of the state in `folder`/model-info.txt."""
+    """Writes the name, shape and axes of each array in the state to `folder`/model-info.txt."""
     if jax.process_index() != 0:
       return
     shapes = self.global_train_state_shape
