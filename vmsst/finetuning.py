@@ -177,7 +177,7 @@ def finetune(
   for name in ("patience", "dev_metric"):
     if options[name] is not None and dev is None:
       raise errors.InputError(f"{name} needs pairs to evaluate on; set dev")
-  storage.check_local(output, "the folder of a fine-tuning")
+  storage.check_local(output, "the fine-tuning output folder")
   folder = pathlib.Path(output).expanduser().absolute()
   start, unsaved = os.path.join(outputs.work_path(folder, is_folder=True), "start"), None
   if not isinstance(encoder, Encoder):
@@ -335,7 +335,7 @@ def open_sets(
 
   Args:
     data: See `finetune`.
-    vocabulary: Vocabulary of the encoder.
+    vocabulary: The encoder's vocabulary.
     objective: Objective for sets that do not specify an objective. If this is a sequence, its first
       entry is used.
     default: Name for a set that consists of rows instead of a file.
@@ -453,7 +453,7 @@ def model(
   Args:
     objective: See `finetune`; a sequence if sets have different objectives.
     network: The encoder, a `SentenceEncoder`.
-    vocabulary: Vocabulary of the encoder.
+    vocabulary: The encoder's vocabulary.
     optimizer: An optimizer from `vmsst.train`.
     negatives: Whether pairs have hard negatives. If true, the loss compares sources with targets
       and negatives, but does not compare targets with sources.
@@ -539,7 +539,7 @@ def optimizer(
     lora_rank: Rank of the LoRA updates. LoRA freezes all parameters except the kernels
       (default: no LoRA).
     lora_alpha: LoRA's factor alpha (default: twice the rank).
-    lora_targets: Regular expressions for the names of the kernels that LoRA trains.
+    lora_targets: Regular expressions for the names of the kernels to train with LoRA.
     row_wise: Whether to update only the token table rows that a batch uses; see
       `vmsst.train.row_wise.RowWise`.
   """

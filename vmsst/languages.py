@@ -56,7 +56,7 @@ class Language:
       codes are not in the current ISO 639-3: ber (a collective code in ISO 639-2), and ajp and kzj
       (both retired).
     iso639_1: Two-letter code, or None.
-    script: ISO 15924 code of the script.
+    script: ISO 15924 code for the script.
     family: Group of related languages; see the module docstring.
     branch: Subgroup of the family, such as "South Slavic". If the family has no subgroups, the
       family itself.

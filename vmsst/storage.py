@@ -378,7 +378,7 @@ def upload(local: pathlib.Path, url: str) -> None:
 
 
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
-  """Reads ranges of an object: `size` bytes from each start.
+  """Reads ranges from an object: `size` bytes from each start.
 
   Nearby ranges are read in one request, because a second request takes longer than reading the gap.
   """

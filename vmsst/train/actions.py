@@ -77,7 +77,7 @@ class KeepBestAction(BaseAction):
   evaluation.
 
   Attributes:
-    model_dir: Folder of the run.
+    model_dir: The run's folder.
     metric: (task, metric) to watch.
     mode: "min" if lower values are better, "max" if higher values are better.
     count: Number of checkpoints to keep, for example the `average` argument of `train`.

@@ -1,4 +1,4 @@
-"""Adafactor with T5X's rules for factoring the second moment of a parameter.
+"""Adafactor with T5X's rules for factoring a parameter's second moment.
 
 Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018),
 https://arxiv.org/abs/1804.04235. The second moment of a matrix is stored as row and column means.
@@ -68,7 +68,7 @@ class _Layout(NamedTuple):
 def _layout(
   roles: Sequence[Role] | None, shape: Sequence[int], min_size: int, path: str
 ) -> _Layout:
-  """Returns the layout of a parameter.
+  """Returns a parameter's layout.
 
   As in T5X, the size alone determines whether a matrix without batch axes is factored. Roles only
   matter for parameters with more than two axes or with a batch axis.
@@ -94,7 +94,7 @@ def _layout(
 
 
 def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[Role, ...]:
-  """Maps the logical axis names of a parameter to roles."""
+  """Maps a parameter's logical axis names to roles."""
   for name in names:
     if name not in rules:
       raise InputError(

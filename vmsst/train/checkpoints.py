@@ -267,7 +267,7 @@ def restore(
     dtype: Dtype of the parameters, `target/...` (default: the model's dtype).
     assignment_map: See `RestoreCheckpointConfig`.
     fallback: Function that takes array names and returns initial values by name. If omitted, the
-      checkpoint must contain every array of the model.
+      checkpoint must contain every array in the model.
 
   Raises:
     InputError: If an array is missing or has an unexpected shape; the message names the array.
@@ -347,7 +347,7 @@ class DataStateSave(ocp.args.CheckpointArgs):
 
 @dataclasses.dataclass
 class _NewestAndBest(checkpoint_managers.PreservationPolicy):
-  """Preserves the newest checkpoints of a run and the checkpoints listed in `best.json`."""
+  """Preserves a run's newest checkpoints and the checkpoints listed in `best.json`."""
 
   model_dir: str
   newest: int
@@ -370,7 +370,7 @@ def write_average(
   """Writes the average of the best checkpoints, or of the newest ones if `best.json` is missing.
 
   Args:
-    model_dir: Folder of the run. Its checkpoints must be complete.
+    model_dir: The run's folder. Its checkpoints must be complete.
     count: Maximum number of checkpoints to average.
     shapes: See `restore`.
     shardings: See `restore`.

@@ -54,7 +54,7 @@ class DevSets:
     model: The model.
     vocabulary: Vocabulary to tokenize the texts with; it must not add a prompt.
     partitioner: Provides the device mesh.
-    folder: Folder of the run.
+    folder: The run's folder.
     metric: Name of the metric to use as the score, such as "ndcg@10/nq" (default: the first metric
       of each set, averaged over all sets).
   """

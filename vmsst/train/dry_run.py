@@ -71,7 +71,7 @@ def report(
   *,
   with_memory: bool = False,
 ) -> dict[str, Any]:
-  """Prints sizes, shardings and FLOPs of a training step, computed with abstract arrays.
+  """Prints sizes, shardings and FLOPs for a training step, computed with abstract arrays.
 
   Args:
     model: The model.
@@ -85,7 +85,7 @@ def report(
   Returns:
     A dict with `parameters`, `flops_per_step` (matmuls, forward and backward) and
     `bytes_per_device` (parameters, optimizer state, gradients and batch, without activations). If
-    `with_memory` is true, the dict also contains `peak_bytes_per_device`, the total memory of a
+    `with_memory` is true, the dict also contains `peak_bytes_per_device`, the total memory for a
     step.
 
   Raises:
@@ -281,7 +281,7 @@ def devices(name: str) -> list[Any]:
       return list(topologies.get_topology_desc(name, platform="tpu").devices)
     sizes = _GPUS[kind]
     description = _DESCRIPTION.format(*sizes, sizes[4] - 1024, kind.upper())
-    # JAX would look for the platform "gpu" among the backends of this machine and fail. JAX has no
+    # JAX would look for the platform "gpu" among this machine's backends and fail. JAX has no
     # public option to skip this lookup.
     canonical = xla_bridge.canonicalize_platform
     xla_bridge.canonicalize_platform = lambda platform: (

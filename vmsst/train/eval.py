@@ -29,15 +29,15 @@ class InferenceEvaluator:
 
   Args:
     infer_eval_dataset_cfg: The tasks.
-    inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
+    inference_evaluator_cls: `seqio.Evaluator`, optionally with bound arguments.
     model: The model. It must define `predict_batch`, `predict_batch_with_aux` or `score_batch` only
       if a task uses the method.
     partitioner: Provides the device mesh.
-    log_dir: Folder of the run; SeqIO's loggers write to its subfolder inference_eval (default:
+    log_dir: The run's folder; SeqIO's loggers write to its subfolder inference_eval (default:
       write nothing).
 
   Attributes:
-    model_feature_shapes: Shapes of the model features of one example, by name.
+    model_feature_shapes: Shapes of the model features in one example, by name.
 
   Raises:
     InputError: If no task has both metrics and the requested split.
@@ -127,12 +127,12 @@ def evaluate(
     restore_checkpoint_cfg: The checkpoints. Only their parameters are read.
     partitioner: Provides the device mesh.
     output_dir: Absolute path of the folder for the SeqIO logs, config.gin and model-info.txt.
-    inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
-      configuration.
+    inference_evaluator_cls: `seqio.Evaluator`, optionally with bound arguments.
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and
+      writes the configuration.
 
   Returns:
-    The metrics of each step, by task.
+    The metrics for each step, by task.
 
   Raises:
     InputError: If the configuration, the data or a checkpoint cannot be used.

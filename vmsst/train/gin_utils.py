@@ -135,7 +135,7 @@ def _literal(bound: Any) -> Any:
 
 
 def _check_types() -> None:
-  """Checks the values of all bindings against the type annotations of their parameters.
+  """Checks all bound values against the type annotations of their parameters.
 
   Raises:
     InputError: If a value has the wrong type for its parameter, or refers to itself.
@@ -178,7 +178,7 @@ def _gin_errors(source: str, hint: str = "") -> Iterator[None]:
 
   Args:
     source: A gin file or a binding.
-    hint: Advice to append to the message of a syntax error.
+    hint: Advice to append to a syntax error message.
   """
   try:
     yield

@@ -54,7 +54,7 @@ def infer(
   output_vocab_feature_name: str = "targets",
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> None:
-  """Runs a model on every example of a task, or of all tasks of a mixture.
+  """Runs a model on every example of a task, or of all tasks in a mixture.
 
   Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`, with one line per example.
   Each line contains the inputs and the prediction or score. Saves results every `checkpoint_period`
@@ -69,11 +69,11 @@ def infer(
     partitioner: Provides the device mesh.
     output_dir: Absolute path of the folder for the results.
     checkpoint_period: Batches between saves.
-    shard_id: Shard of the data to process, from 0.
-    num_shards: Number of shards of the data.
+    shard_id: Data shard to process, from 0.
+    num_shards: Number of data shards.
     output_vocab_feature_name: Feature whose vocabulary decodes predicted ids.
-    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
-      configuration.
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and
+      writes the configuration.
 
   Raises:
     InputError: If the configuration, the data or the checkpoint cannot be used.

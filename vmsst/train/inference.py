@@ -25,7 +25,7 @@ def get_infer_fn(
   Args:
     infer_step: `model.predict_batch`, `predict_batch_with_aux` or `score_batch`.
     batch_size: Examples in a global batch.
-    train_state_axes: PartitionSpecs of the train state.
+    train_state_axes: PartitionSpecs for the train state.
     partitioner: Provides the device mesh.
 
   Returns:
@@ -65,7 +65,7 @@ def get_array_fn(
   Args:
     infer_step: See `get_infer_fn`.
     batch_size: Examples in a global batch.
-    train_state_axes: PartitionSpecs of the train state.
+    train_state_axes: PartitionSpecs for the train state.
     partitioner: Provides the device mesh.
 
   Returns:

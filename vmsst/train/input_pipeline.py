@@ -133,7 +133,7 @@ class EvalBatches:
 
 
 def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the selected rows of every feature of `batch`."""
+  """Returns the selected rows of every feature in `batch`."""
   return {name: value[rows] for name, value in batch.items()}
 
 
@@ -185,7 +185,7 @@ class DataState:
 
   Attributes:
     position: The step number.
-    dataset: State of the dataset, or None at the start of the data.
+    dataset: Dataset state, or None at the start of the data.
   """
 
   position: int

@@ -30,7 +30,7 @@ RUN_ID = "run_id"
 
 @contextlib.contextmanager
 def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callable[[], None]]:
-  """Creates a folder for the output of a command.
+  """Creates a folder for a command's output.
 
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
@@ -87,11 +87,11 @@ def summarize_run(
   First calls `summarize_gin_config` from the T5X runtime in use, either upstream or bundled.
 
   Args:
-    model_dir: Folder of the run.
+    model_dir: The run's folder.
     summary_writer: The runtime's TensorBoard writer.
     step: Current step.
     model: A `vmsst.models.base.BitextModel`.
-    languages: Codes of the training languages (default: unknown).
+    languages: Codes for the training languages (default: unknown).
     vocabulary: Vocabulary that contains the training sets' prompts (default: the model's
       vocabulary).
   """

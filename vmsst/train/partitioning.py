@@ -85,7 +85,7 @@ class PartitionedFunction:
 
 
 class PjitPartitioner:
-  """Places parameters and batches on a (`data`, `model`) mesh of all devices.
+  """Places parameters and batches on a (`data`, `model`) mesh with all devices.
 
   Args:
     num_partitions: Size of the `model` axis.

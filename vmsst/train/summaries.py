@@ -82,14 +82,14 @@ def numbers(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
 
 
 class SummaryWriter:
-  """Writes metrics of one kind (`train`, `training_eval/<task>`) to a folder.
+  """Writes one kind of metrics (`train` or `training_eval/<task>`) to a folder.
 
   The first write creates the folder. Only the first process writes. Writing TensorBoard events
   requires TensorFlow, which takes ten seconds to import. A run that reads its data without
   TensorFlow therefore writes only `metrics.jsonl`.
 
   Args:
-    folder: Folder of the run, or None to write nothing.
+    folder: The run's folder, or None to write nothing.
     kind: Path of the metrics below `folder`.
   """
 
@@ -164,11 +164,11 @@ def send_to_wandb(
   credentials in URLs.
 
   Args:
-    model_dir: Folder of the run, on a local disk.
+    model_dir: The run's folder, on a local disk.
     summary_writer: The runtime's TensorBoard writer, before its first write.
     step: Current step.
-    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
-      configuration.
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and
+      writes the configuration.
     project: Name of the Weights & Biases project, which is created if needed.
     name: Display name of the run (default: the name of the folder).
 
@@ -270,13 +270,13 @@ class Progress(progress_bar.Bar):
 
 
 class EvaluationLog:
-  """Collects the metrics of all evaluations and prints them as tables."""
+  """Collects the metrics from all evaluations and prints them as tables."""
 
   def __init__(self):
     self._metrics: dict[str, dict[int, dict[str, float]]] = {}  # by task and step
 
   def add(self, step: int, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> None:
-    """Records the metrics of an evaluation at `step`."""
+    """Records the metrics from an evaluation at `step`."""
     for task, metrics in metrics_by_task.items():
       scalars = {
         name: float(value)

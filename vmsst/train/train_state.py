@@ -44,8 +44,8 @@ class TrainState(struct.PyTreeNode):
 
   Attributes:
     step: Number of training steps so far.
-    params: Parameters of the model.
-    param_states: State of the optimizer.
+    params: Model parameters.
+    param_states: Optimizer state.
     flax_mutables: Model variables other than parameters, by collection.
     optimizer_def: The optimizer, or None.
     axes: Logical axes of the variables by collection (static, not part of the pytree).
@@ -146,9 +146,9 @@ class TrainStateInitializer:
   Args:
     optimizer_def: The optimizer, or None for inference.
     init_fn: `model.get_initial_variables`.
-    input_shapes: Shape of every feature of the global batch.
+    input_shapes: Shape of each feature in the global batch.
     partitioner: Provides the device mesh.
-    input_types: Dtype of every feature.
+    input_types: Dtype of each feature.
 
   Attributes:
     global_train_state_shape: The state with a ShapeDtypeStruct for every array.

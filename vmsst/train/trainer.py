@@ -39,7 +39,7 @@ _STEPS_IN_FLIGHT = 2
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-  """Merges two sets of metrics. Metrics that are in only one set are returned unchanged."""
+  """Merges two sets of metrics. Metrics in only one of the sets are returned unchanged."""
   return {**second, **{n: x.merge(second[n]) if n in second else x for n, x in first.items()}}
 
 
@@ -131,7 +131,7 @@ def train_with_lr(
   num_microbatches: int | None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics]:
-  """Runs one step: computes the gradients of the batch and applies the update."""
+  """Runs one step: computes the gradients for the batch and applies the update."""
   grads, metrics, mutables = accumulate_grads_microbatched(
     model, train_state, batch, dropout_rng, num_microbatches, data_partition_spec
   )
@@ -158,7 +158,7 @@ def _floats(tree: Any) -> list[jax.Array]:
 
 
 def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
-  """Returns the metrics of one batch, without dropout."""
+  """Returns the metrics for one batch, without dropout."""
   eval_fn = _at_step(model.eval_fn, train_state)
   mutables = [train_state.flax_mutables] if train_state.flax_mutables else []
   return eval_fn(train_state.params, batch, *mutables)[1]
@@ -169,16 +169,16 @@ def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
 
 
 class Trainer:
-  """Runs steps and evaluations of a model on a mesh, and writes their metrics.
+  """Runs a model's training steps and evaluations on a mesh, and writes their metrics.
 
   Args:
     model: See docs/model_interface.md.
     train_state: Parameters and optimizer state, on the devices; `train` donates them.
     partitioner: Provides the device mesh.
-    eval_names: Names of the evaluation datasets for `eval`.
+    eval_names: Names of the datasets for `eval`.
     summary_dir: Folder for the TensorBoard and JSONL files. If None, no files are written.
-    train_state_axes: PartitionSpecs of `train_state`.
-    rng: Random key of the run; each step folds the step number into this key.
+    train_state_axes: PartitionSpecs for `train_state`.
+    rng: Random key for the run; each step folds the step number into this key.
     learning_rate_fn: Function that takes a step and returns its learning rate.
     num_microbatches: Number of microbatches per batch (default: 1).
   """
@@ -344,7 +344,7 @@ class Trainer:
     return step - start_step, values
 
   def eval(self, batch_iters: Mapping[str, Iterator[input_pipeline.Batch]]) -> dict[str, Scalars]:
-    """Computes, writes and returns the metrics of every evaluation dataset, by name."""
+    """Computes, writes and returns the metrics for every evaluation dataset, by name."""
     step = int(self.train_state.step)
     results: dict[str, Scalars] = {}
     for name, batches in batch_iters.items():
