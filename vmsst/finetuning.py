@@ -357,12 +357,12 @@ def open_sets(
     settings = dataclasses.replace(settings, objective=loss, negatives=negatives)
     opened = training_sets.open_set(name, settings, role_prompts(vocabulary))
     if loss in _WITH_SCORES and "scores" not in opened.features:
-      raise errors.InputError(f"{name}: the objective {loss!r} needs a column of scores; add one")
+      raise errors.InputError(f"{name}: the objective {loss!r} needs a score column; add one")
     if loss not in _WITH_SCORES and "scores" in opened.features:
       if opened.table.columns["scores"].shape[1] == 1:
         raise errors.InputError(
           f"{name}: the objective {loss!r} ignores scores and labels; use 'similarity', or "
-          "remove the pairs that do not match and then the column"
+          "remove the pairs that do not match, and then remove the column"
         )
       # If there are hard negatives, the scores come from a teacher and are not labels for the pair,
       # so drop the column.

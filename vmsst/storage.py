@@ -40,7 +40,7 @@ STORES = {"gs": "gcs", "s3": "s3"}
 """The vmsst extra that installs the package for each supported scheme."""
 
 UNFINISHED = ".vmsst"
-"""Name of the work folder in an unfinished folder. Only the job that writes it reads its files."""
+"""Name of a folder in an unfinished output folder. Only the job that writes it may read it."""
 
 _BUFFER = 1 << 18
 _GAP = 1 << 18

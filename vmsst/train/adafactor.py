@@ -99,7 +99,7 @@ def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[
     if name not in rules:
       raise InputError(
         f"Adafactor: parameter {path} has the logical axis {name!r}, which has no factor rule; add "
-        "one to adafactor.Adafactor.logical_factor_rules ('row', 'column', 'batch' or 'none')"
+        "a rule to adafactor.Adafactor.logical_factor_rules ('row', 'column', 'batch' or 'none')"
       )
   roles = tuple(rules[name] for name in names)
   if not {"row", "column"} <= set(roles):

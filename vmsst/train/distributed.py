@@ -96,7 +96,7 @@ def join(
     if isinstance(error, InputError) or not _CONNECTION_LOST.search(str(error)):
       raise
     raise InputError(
-      "the connection to another process of this run is lost, because the process, its machine or "
+      "the connection to another process in this run is lost, because the process, its machine or "
       f"the network failed ({str(error).splitlines()[0][:300]}). Rerun the same command to "
       "resume from the last checkpoint"
     ) from None

@@ -54,8 +54,8 @@ class OptimizerDef(abc.ABC):
       batch: The batch, by feature.
 
     Returns:
-      The selected parameters, and a function that takes the tree of these parameters or of their
-      gradients and adds the entries that the model and `apply_gradient` need.
+      The selected parameters, and a function. The function takes a tree with these parameters or
+      their gradients, and adds the entries that the model and `apply_gradient` need.
     """
     del batch
     return params, lambda tree: tree

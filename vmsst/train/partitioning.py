@@ -173,8 +173,8 @@ class PjitPartitioner:
         return names
       if unknown := set(names) - ruled:
         raise InputError(
-          f"{path} has logical axis {min(unknown)!r}, but no sharding rule for it; add one with "
-          "standard_logical_axis_rules.additional_rules"
+          f"{path} has logical axis {min(unknown)!r}, but no sharding rule for it; add a "
+          "rule with standard_logical_axis_rules.additional_rules"
         )
       return flax_partitioning.logical_to_mesh_axes(names, self.logical_axis_rules)
 

@@ -6,9 +6,9 @@ moments before the gradients are computed, and writes the updated rows back. The
 small table with these rows. The full table and its moments are updated in place, and a step
 allocates no other array of this size.
 
-Rows of tokens that are not in the batch have zero gradients, so the gradients and their norm are
+Rows for tokens that are not in the batch have zero gradients, so the gradients and their norm are
 the same as with a dense optimizer. The updates differ, however. Momentum and weight decay do not
-change the rows of tokens that are not in the batch, and the moments of these rows do not decay
+change the rows for tokens that are not in the batch, and the moments of these rows do not decay
 ("lazy Adam").
 """
 

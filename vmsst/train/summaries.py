@@ -287,7 +287,7 @@ class EvaluationLog:
         self._metrics.setdefault(task, {})[step] = scalars
 
   def print_tables(self, best: Mapping[str, Any] | None = None) -> None:
-    """Prints a table per task: one row per metric, columns for the first, best and newest step.
+    """Prints a table per task, with one row per metric. Columns: first, best and newest step.
 
     Args:
       best: The best checkpoint (from `t5x.read_best`), even if an earlier process evaluated it.

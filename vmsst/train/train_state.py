@@ -98,7 +98,7 @@ class TrainState(struct.PyTreeNode):
     return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
 
   def restore_state(self, state_dict: Mapping[str, Any]) -> TrainState:
-    """Returns the state with the arrays of `state_dict`; `flax_mutables` may be missing."""
+    """Returns the state with the arrays from `state_dict`; `flax_mutables` may be missing."""
     state = state_dict["state"]
     param_states = None
     if self.optimizer_def is not None:
