@@ -61,9 +61,9 @@ def files(
     max_length: Maximum tokens per text, or None for no limit. Pairs with a longer text are dropped.
       The remaining texts are truncated to TASK_FEATURE_LENGTHS, as in all tasks.
     negatives: Number of hard negatives per pair (K), in TSV files from `vmsst data mine-negatives`.
-      The feature `negatives` contains their tokens, int32 [K, T]; a missing negative is all zeros.
+      The feature `negatives` contains the tokens, int32 [K, T]; missing negatives are all zeros.
     teacher: Folder with teacher vectors for all files, from `vmsst data embed`. The vectors are
-      added as the features `teacher_inputs` and `teacher_targets`, float32 [S].
+      stored in the features `teacher_inputs` and `teacher_targets`, float32 [S].
 
   Raises:
     InputError: If a pattern matches no file, or if the format or the languages are not clear from a
@@ -148,10 +148,10 @@ def opus(
   Args:
     config: Name of the dataset's recipe.
     vocabulary: Vocabulary that tokenizes sources and targets.
-    data_dir: Output folder of `vmsst data build` (default: $TFDS_DATA_DIR, or else
+    data_dir: Output folder from `vmsst data build` (default: $TFDS_DATA_DIR, or else
       ~/tensorflow_datasets). The flag `t5x --tfds_data_dir` overrides this.
     languages: Codes of the languages to use (default: all languages in the dataset).
-    pivots: Language codes; every language pair must contain one of them (default: all pairs).
+    pivots: Language codes; every language pair must contain one of these (default: all pairs).
     weighting: See `files`.
     temperature: See `files`.
     max_length: Maximum tokens per text, or None for no limit. Pairs with a longer text are dropped.
@@ -221,7 +221,7 @@ def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
 def language_pairs(
   folder: epath.Path, languages: Sequence[str] | None, pivots: Sequence[str] | None
 ) -> dict[tuple[Language, Language], dict[str, Split]]:
-  """Returns the splits of each language pair, by split name.
+  """Returns the splits for each language pair, by split name.
 
   Args:
     folder: Folder of the dataset.
@@ -258,12 +258,12 @@ def language_pairs(
 def validation_pairs(
   folder: epath.Path, splits: Mapping[tuple[Language, Language], Mapping[str, Split]], corpus: str
 ) -> dict[tuple[Language, Language], list[tuple[str, str]]]:
-  """Returns one corpus's validation pairs, for each language pair that has any.
+  """Returns the validation pairs from one corpus, for each language pair that has any.
 
   Args:
     folder: Folder of the dataset, for messages.
     splits: Splits of the dataset, from `language_pairs`.
-    corpus: Name of the corpus in OPUS.
+    corpus: Name of an OPUS corpus.
 
   Raises:
     InputError: If the corpus contains no validation pairs, or a file is damaged.

@@ -83,7 +83,7 @@ def sample_retrieval(
   num_meanings: int = 500,
   max_length: int | None = None,
 ) -> str:
-  """Registers a retrieval task on held-out sentences of the sample corpus; returns its name.
+  """Registers a retrieval task on held-out sentences from the sample corpus; returns its name.
 
   The metrics are the same as in `tatoeba`, with the language codes from the corpus. The only split
   is `validation`.
@@ -163,7 +163,7 @@ def opus_validation(
   corpus: str = "Tatoeba",
   max_length: int | None = None,
 ) -> str:
-  """Registers a retrieval task on the validation pairs of one OPUS corpus; returns its name.
+  """Registers a retrieval task on the validation pairs from one OPUS corpus; returns its name.
 
   The metrics are the same as in `retrieval`. The only split is `validation`.
 
@@ -173,7 +173,7 @@ def opus_validation(
     data_dir: See `bitext.opus`.
     languages: See `bitext.opus`.
     pivots: See `bitext.opus`.
-    corpus: Name of the corpus in OPUS.
+    corpus: Name of an OPUS corpus.
     max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
       limit).
 
@@ -211,8 +211,8 @@ def suite(
     root: Data folder with one folder per benchmark (see `vmsst eval --list`), local or in an object
       store.
     vocabulary: Vocabulary that tokenizes the texts.
-    benchmarks: Names of benchmarks (default: all benchmarks in `IN_TRAINING`; a missing benchmark
-      is skipped with a warning).
+    benchmarks: Benchmark names (default: all benchmarks in `IN_TRAINING`; a missing benchmark is
+      skipped with a warning).
     paq_distractors: Number of random questions in the PAQ sample; see `questions.knowledge_sample`.
     training_languages: Codes of the languages in the training data, for averages over seen and
       unseen languages (default: no such averages).
@@ -355,7 +355,7 @@ def _register(
     key: Identifies the data and options that `load` and `metrics` use, such as file versions. Tasks
       with the same key have the same name.
     split: Name of the only split.
-    load: Function that reads the tasks of the evaluation suite; called on first use.
+    load: Function that reads the tasks from the evaluation suite; called on first use.
     vocabulary: Vocabulary that tokenizes the texts.
     max_length: Maximum tokens per text, or None for no limit.
     metrics: Function that computes the metrics from the results of the tasks.

@@ -1,4 +1,4 @@
-"""Embeds the texts of evaluation tasks in chunks, so that several processes can share the work."""
+"""Embeds the texts from evaluation tasks in chunks, which several processes can share."""
 
 import dataclasses
 import functools
@@ -99,8 +99,8 @@ class Embedder:
     """Sets the width; raises InputError if vectors are too narrow for a requested size."""
     if width and max(self.dimensions, default=0) > width:
       raise errors.InputError(
-        f"dimensions is {max(self.dimensions)}, but the encoder's vectors have only {width}; choose "
-        f"1 to {width}"
+        f"dimensions is {max(self.dimensions)}, but the encoder's vectors have only {width}; "
+        f"choose 1 to {width}"
       )
     self.width = width
 
@@ -133,7 +133,7 @@ class Embedder:
         bar.update(max(0, done - bar.n))
 
   def __call__(self, text_set: TextSet) -> np.ndarray:
-    """Returns the vectors of a text set, float32 [N, D].
+    """Returns the vectors for a text set, float32 [N, D].
 
     Raises:
       InputError: If a vector contains a value that is not finite, the float32 norm of a vector
@@ -187,7 +187,7 @@ def _keys(text_set: TextSet) -> list[tuple[str, str]]:
 
 
 def _vectors(source: encoding.EncoderSource, window: tuple[list[str], list[str], str]) -> Arrays:
-  """Returns the vectors of the texts and the counts of truncated texts.
+  """Returns the vectors for the texts and the counts of truncated texts.
 
   Args:
     source: The encoder.

@@ -13,7 +13,7 @@ from vmsst.encoder import encoding
 from vmsst.io import manifest
 
 _ORGANIZATION = "vmsst"
-"""Prefix of model names, in place of the owner on the Hugging Face Hub."""
+"""Prefix for model names, in place of an owner on the Hugging Face Hub."""
 
 
 class MtebModel:
@@ -73,7 +73,7 @@ class MtebModel:
     prompt_type: Any = None,
     **options: Any,
   ) -> np.ndarray:
-    """Returns the vectors of the texts in mteb's batches, float32 [N, D]."""
+    """Returns the vectors for the texts in mteb's batches, float32 [N, D]."""
     del hf_split
     texts = [text for batch in inputs for text in batch["text"]]
     kind = getattr(prompt_type, "value", None)

@@ -127,7 +127,7 @@ def _key(of: str) -> Hashable:
 
 
 def _language(code: str) -> str:
-  """Returns the name of the language, or the code itself if it is a label such as "pl_1"."""
+  """Returns the name of the language, or the code itself if the code is a label such as "pl_1"."""
   try:
     return languages.language(code).name
   except errors.InputError:
@@ -143,7 +143,7 @@ SCORE_COMPONENTS: dict[str, list[tuple[str, str]]] = {
   "NQ": [("questions", "nq")],
   "MKQA": [("questions", "mkqa")],
 }
-"""Components of the Score in section 6.2; each is the mean of the listed (benchmark, name)."""
+"""Components of the Score in section 6.2. Each is the mean of averages, as (benchmark, name)."""
 
 
 def overall_score(results: Mapping[str, Any]) -> results_files.Numbers:

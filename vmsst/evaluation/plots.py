@@ -1,4 +1,4 @@
-"""Plots of sentence vectors as matplotlib figures (`pip install 'vmsst[report]'`).
+"""Plots sentence vectors as matplotlib figures (`pip install 'vmsst[report]'`).
 
     vmsst.plots.similarity(["How are you?", "Wie geht's?", "It rains."], encoder=encoder)
     vmsst.plots.languages(encoder.encode(texts), codes).savefig("languages.png")

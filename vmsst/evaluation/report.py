@@ -1,4 +1,4 @@
-"""Creates the HTML page of `vmsst report`: tables and figures, with published numbers."""
+"""Creates the HTML page for `vmsst report`: tables and figures, with published numbers."""
 
 import dataclasses
 import importlib
@@ -53,7 +53,7 @@ def html(folders: Iterable[str | os.PathLike[str]]) -> str:
   The report shows published numbers next to numbers measured with the same metric and data.
 
   Args:
-    folders: Output folders of `vmsst eval`, local or in an object store.
+    folders: Output folders from `vmsst eval`, local or in an object store.
 
   Raises:
     InputError: If a folder contains no valid results, or the extra `report` is not installed.
@@ -100,7 +100,7 @@ def sections(by_encoder: Mapping[str, results_files.Results]) -> list[Section]:
     _table(next(iter(x.values()))["title"], "System", _averages(x)) for x in user_files
   ]
   # The overview shows the main averages of each benchmark. For a benchmark without main averages,
-  # it shows the first average.
+  # the overview shows the first average.
   overview: Cells = {}
   for name, benchmark_results in by_benchmark.items():
     main = [average for benchmark, average in papers.content()["main"] if benchmark == name]

@@ -15,7 +15,7 @@ Numbers = dict[str, float]
 
 
 class Encoder(TypedDict):
-  """Identity of an encoder: its digest and prompt, or only its name if it has no digest."""
+  """Identifies an encoder by digest and prompt, or only by name if there is no digest."""
 
   name: str
   digest: NotRequired[str]
@@ -44,7 +44,7 @@ class BenchmarkResults(TypedDict):
   Attributes:
     title: Title for reports.
     summary: Averages by name.
-    missing: Names of the expected results and languages that are missing.
+    missing: Names of missing results and missing languages.
     results: All results.
     digest: Digest of the benchmark's files, added by `vmsst eval`.
     dimensions: Averages by vector size, if several sizes were requested; full vectors come last.

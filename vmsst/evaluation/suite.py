@@ -164,8 +164,8 @@ class Benchmark:
     name: Unique name.
     title: Title for reports.
     files: The files.
-    read: Reads the tasks from a data root; raises InputError with file and line if a file is
-      broken.
+    read: Function that reads the tasks from a data root. For a malformed file, it raises an
+      InputError with the file and the line.
     averages: Function that computes the averages by name. Its arguments are all results, the `Seen`
       test, and whether the results are complete.
     sets: Names of the expected results, or expected languages. If empty, the results always count
@@ -180,7 +180,7 @@ class Benchmark:
   sets: Sequence[str | languages.Language] = ()
 
   def gaps(self, results: Iterable[Result]) -> list[str]:
-    """Returns the names of the expected results and languages that are missing."""
+    """Returns the names of missing results and missing languages."""
     results = list(results)
     present: set[str | languages.Language] = {result.name for result in results}
     present |= {languages.language(code) for result in results for code in result.languages}
@@ -284,7 +284,7 @@ def evaluate(
 
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
-      `language`, it receives one code per text.
+      `language`, one language code per text is passed.
     benchmarks: Benchmarks, for example from `vmsst.get_benchmarks`. Benchmarks without files are
       reported as absent.
     data_root: Data folder with one folder per benchmark, local or in an object store. Optional if

@@ -48,14 +48,14 @@ TED_SENTENCES = 10_000
 
 
 def read_wmt2012(root: storage.Path) -> list[suite.Task]:
-  """Returns one task with the five languages of the paper's Table 1."""
+  """Returns one task with the five languages in the paper's Table 1."""
   paths = [root / "wmt2012" / f"newstest2012.{code}" for code in WMT2012_CODES]
   paths_by_code = dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True))
   return [_task(ALL, files.by_label(paths_by_code))]
 
 
 def read_ted(root: storage.Path) -> list[suite.Task]:
-  """Returns one task with the 16 languages of the paper's Table 2.
+  """Returns one task with the 16 languages in the paper's Table 2.
 
   The texts are the first 10,000 usable rows of the training file. Rows with a missing column or a
   missing translation ("__NULL__") are skipped.
@@ -86,7 +86,7 @@ def _task(text: str, columns: Mapping[str, Sequence[str]]) -> suite.Task:
 
   Args:
     text: Name of the text, or `ALL`.
-    columns: Lines of each version, by label.
+    columns: Lines in each version, by label.
   """
   text_sets = tuple(suite.TextSet(_code(label), lines) for label, lines in columns.items())
   return suite.Task(text, text_sets, functools.partial(_score, text, tuple(columns)))
@@ -261,8 +261,8 @@ def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[f
 
   The versions in one language have different retrieval errors against the same version in a
   different language. The spread is the highest of these errors minus the lowest. The list contains
-  a spread for every language with several versions, every version in a different language, and both
-  retrieval directions.
+  one spread per language with several versions, version in a different language, and retrieval
+  direction.
   """
   spreads: list[float] = []
   for group in dict.fromkeys(group_L):

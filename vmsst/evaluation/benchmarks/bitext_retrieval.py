@@ -117,7 +117,7 @@ def retrieval_task(
   """Returns a task with one result, the accuracy of translation retrieval in both directions.
 
   Args:
-    name: Name of the task and of the result.
+    name: Name for both the task and the result.
     codes: Codes of the two languages.
     texts: Texts in each language, aligned row by row.
     target: Word for the second language in metric names.
@@ -163,7 +163,7 @@ TATOEBA = suite.Benchmark(
 PARALLEL_METRICS = ("accuracy", "xsim", "hubness")
 NTREX_LANGUAGES = [x for x in languages.LANGUAGES if x.ntrex]
 FLORES_LANGUAGES = [x for x in languages.LANGUAGES if x.flores and x.iso639_3 != "nqo"]
-"""The languages of FLORES-200. N'Ko is excluded because only FLORES+ contains it."""
+"""The languages in FLORES-200. N'Ko is excluded because only FLORES+ contains it."""
 FLORES_GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": {
     "mUSE (182)": _codes("ar de es fr it ja ko nl pl pt ru th tr zh"),
@@ -331,7 +331,7 @@ NTREX = suite.Benchmark(
 # --------------------------------------------------------------------------------------------
 # ParaCrawl
 
-# The languages of Table X, which are all paired with English.
+# The languages in Table X, which are all paired with English.
 _PARACRAWL_CODES = _codes("bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv")
 
 

@@ -91,7 +91,7 @@ def cls_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
 
 
 def sib200(folder: storage.Path) -> dict[str, Splits]:
-  """Reads the files CODE.tsv of SIB-200 (header: split, index_id, category, text).
+  """Reads the SIB-200 files CODE.tsv (header: split, index_id, category, text).
 
   Raises:
     InputError: If a file is malformed.

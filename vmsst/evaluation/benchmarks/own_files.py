@@ -89,7 +89,7 @@ def _benchmark(kind: str, paths: Sequence[str], task: Callable[[], suite.Task]) 
 
 
 def _languages(path: str) -> tuple[str, str]:
-  """Returns the language codes in a file name, or "und" twice if it has none."""
+  """Returns the language codes in a file name, or "und" twice if the name contains none."""
   try:
     first, second = readers.languages_in_name(path)
   except errors.InputError:

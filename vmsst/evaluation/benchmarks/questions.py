@@ -49,7 +49,7 @@ MKQA_LANGUAGES = (
   "nl", "no", "pl", "pt", "ru", "sv", "th", "tr", "vi", "zh_cn",
 )
 # fmt: on
-"""Languages of Table 12. The mean excludes MKQA's zh_hk and zh_tw."""
+"""Languages in Table 12. The mean excludes MKQA's zh_hk and zh_tw."""
 
 _MKQA_SETS = tuple(f"mkqa {code}" for code in MKQA_LANGUAGES)
 
@@ -117,7 +117,7 @@ class KnowledgeSearch(suite.Task):
   bool [N], that marks the queries with a correct answer.
 
   Attributes:
-    gold: Correct answers to each query, in the order of the text sets.
+    gold: Correct answers to each query, in the same order as the text sets.
     paths: Knowledge base files, with one `Question` per line.
   """
 
@@ -152,7 +152,7 @@ def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Res
 def _averages(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool, *, note: str = ""
 ) -> suite.Numbers:
-  """Returns the accuracy on NQ and mean accuracies on MKQA over the languages of Table 12.
+  """Returns the accuracy on NQ and mean accuracies on MKQA over the languages in Table 12.
 
   Args:
     results: The results.
@@ -323,7 +323,7 @@ def search_knowledge(
   Ties go to the first question.
 
   Args:
-    vectors: Embeds the texts; may store the result of each shard.
+    vectors: Embedder for the texts; may store the result of each shard.
     queries: The queries.
     paths: Knowledge base files, with one `Question` per line, as in PAQ.
 
@@ -365,8 +365,8 @@ def _nearest(
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
     index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
     right.append(are_right(index_Q, base, queries.gold))
-    # The cosines are recomputed because they are compared across shards, and the rounding of the
-    # search scores depends on the position of a row in its shard.
+    # The cosines are recomputed because they are compared across shards, and the rounding of
+    # search scores depends on the position of a row in the shard.
     unit_QD = exact_search.unit_rows(query_QD[:, :size])
     rows = exact_search.blocks(len(index_Q))
     cosines = [np.einsum("bd,bd->b", unit_QD[x], unit_MD[index_Q[x]]) for x in rows]
@@ -377,7 +377,7 @@ def _nearest(
 
 @functools.lru_cache(1)  # Query vectors are reused for all shards.
 def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarray:
-  """Returns the vectors of the queries, float32 [Q, D]."""
+  """Returns the vectors for the queries, float32 [Q, D]."""
   vectors = []
   for code, texts in queries.texts:
     codes = [code] * len(texts)
@@ -393,7 +393,7 @@ def are_right(
 
   Args:
     index_Q: Position in `base` of the question retrieved for each query.
-    base: Questions of the knowledge base.
+    base: Questions in the knowledge base.
     gold: Correct answers to each query, normalized.
   """
   normalized = {i: retrieval.normalize_answers(base[i].answers) for i in set(index_Q.tolist())}
@@ -412,7 +412,7 @@ def knowledge_sample(
   constant memory. The same arguments and files always produce the same sample.
 
   Args:
-    queries: Text and correct answers of each query, in the language of the knowledge base.
+    queries: Text and correct answers for each query, in the language of the knowledge base.
     paths: Knowledge base files, with one `Question` per line.
     size: Number of random questions. If the knowledge base has fewer questions, all of them are
       used.

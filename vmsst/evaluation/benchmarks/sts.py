@@ -1,6 +1,6 @@
 """Semantic textual similarity: correlation of cosines with human scores for sentence pairs.
 
-* `STS`: the English test sets of SemEval 2012 to 2016. As in the VMSST paper (section 6.2 and
+* `STS`: the English test sets from SemEval 2012 to 2016. As in the VMSST paper (section 6.2 and
   appendix B.1), Pearson's correlation is averaged over the sets in a year, then over years.
   Spearman's correlation is computed over all pairs in a year, without the set SMT in 2013.
 * `XLSTS`: SemEval-2017 task 1, with monolingual and cross-lingual pairs. As in the VMSST paper
@@ -37,7 +37,7 @@ SETS: dict[str, tuple[str, ...]] = {
   "2015": ("answers-forums", "answers-students", "belief", "headlines", "images"),
   "2016": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
-"""The official test sets of each year."""
+"""The official test sets for each year."""
 
 _NAMES = {year: [f"STS{year[2:]}.{name}" for name in names] for year, names in SETS.items()}
 _NOT_IN_SPEARMAN = "STS13.SMT"

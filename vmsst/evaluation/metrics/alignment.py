@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 Pairs = Sequence[Sequence[Any]]
-"""Alignments in one document: source and target sentence numbers, then ignored values."""
+"""Alignments in one document: source and target sentence numbers; further values are ignored."""
 
 
 def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[str, float]:

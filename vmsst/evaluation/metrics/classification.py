@@ -22,7 +22,7 @@ from vmsst import errors
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-  """Configuration of a multilayer perceptron with tanh; defaults are LASER's values for MLDoc.
+  """Configuration of a tanh multilayer perceptron; the defaults are LASER's values for MLDoc.
 
   Attributes:
     hidden: Widths of the hidden layers.
@@ -74,7 +74,7 @@ def transfer_accuracies(
     splits: Training and development data by name.
     tests: Test data by name.
     num_classes: Number of classes C.
-    seeds: Seeds for the initial parameters, the order of the data and dropout.
+    seeds: Seeds for the initial parameters, the data order and dropout.
     config: Configuration of the classifier (default: LASER's).
 
   Returns:
@@ -126,7 +126,7 @@ def _train(
   dev_MD: Float[Array, "M D"],
   dev_label_M: Int[Array, "M"],
 ) -> Any:
-  """Trains one classifier; returns the parameters of the best epoch."""
+  """Trains one classifier; returns the parameters from the best epoch."""
   batch_size, widths = config.batch_size, (train_ND.shape[1], *config.hidden, num_classes)
   steps = len(train_ND) // batch_size
   # Each step is so small that its time depends on the number of operations. Flat parameters need

@@ -28,8 +28,8 @@ def translation_accuracy(
   nearest source is the translation. `average` is the mean of both shares. Ties go to the first row.
 
   Args:
-    source_ND: Vectors of the sources.
-    target_ND: Vectors of the targets.
+    source_ND: Source vectors.
+    target_ND: Target vectors.
     texts: The source texts and the target texts, if one text can have several correct translations;
       see `pair_accuracy`.
 
