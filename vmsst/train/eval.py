@@ -128,8 +128,8 @@ def evaluate(
     partitioner: Provides the device mesh.
     output_dir: Absolute path of the folder for the SeqIO logs, config.gin and model-info.txt.
     inference_evaluator_cls: `seqio.Evaluator`, optionally with bound arguments.
-    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and
-      writes the configuration.
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
+      configuration.
 
   Returns:
     The metrics for each step, by task.

@@ -72,8 +72,8 @@ def infer(
     shard_id: Data shard to process, from 0.
     num_shards: Number of data shards.
     output_vocab_feature_name: Feature whose vocabulary decodes predicted ids.
-    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and
-      writes the configuration.
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
+      configuration.
 
   Raises:
     InputError: If the configuration, the data or the checkpoint cannot be used.

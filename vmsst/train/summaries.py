@@ -167,8 +167,8 @@ def send_to_wandb(
     model_dir: The run's folder, on a local disk.
     summary_writer: The runtime's TensorBoard writer, before its first write.
     step: Current step.
-    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and
-      writes the configuration.
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
+      configuration.
     project: Name of the Weights & Biases project, which is created if needed.
     name: Display name of the run (default: the name of the folder).
 

@@ -80,8 +80,8 @@ def train(
     random_seed: Random seed for initialization, dropout and latents. If None, the seed is the
       current time, and the hardware random number generator is used.
     use_hardware_rng: Whether to use the hardware random number generator even if a seed is set.
-    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and
-      writes the configuration.
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
+      configuration.
     inference_evaluator_cls: `seqio.Evaluator` (default), optionally with bound arguments.
     get_dataset_fn: Function that returns the training data (default: `loader.get_batches`). Its
       arguments are `train_dataset_cfg`, the shard, the number of shards, and a function that
