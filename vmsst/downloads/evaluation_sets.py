@@ -31,7 +31,7 @@ SPLIT = "@split"
 """Placeholder for a column that contains the name of the split that each row comes from."""
 
 _CATALOG = pathlib.Path(__file__).with_name("catalog.json")
-# The columns are the set, the path, the size in bytes and the Git blob id.
+# The columns are the set name, the path, the size in bytes and the Git blob id.
 _FILES = pathlib.Path(__file__).with_name("files.tsv")
 _STAGE = ".downloads"
 _CHECKS = {"": "length", "git": "Git ids", "sha256": "SHA-256"}
@@ -77,7 +77,8 @@ class Tables:
     splits: Path of each split, by split name. The paths contain the same placeholder.
     quoted: Whether fields in the split files may be quoted.
     header: Whether to write a header line.
-    columns: Maps each column to write to a column in the split files, or to `SPLIT`.
+    columns: For each column of the joined table, the corresponding column in the split files, or
+      `SPLIT`.
   """
 
   to: str
@@ -138,10 +139,10 @@ def catalog() -> Mapping[str, EvaluationSet]:
 
 
 def find(names: Iterable[str]) -> list[EvaluationSet]:
-  """Returns the sets with these names in catalog order. The name "all" selects all sets.
+  """Returns the sets with the given names, in catalog order. The name "all" selects all sets.
 
   Raises:
-    InputError: a name is unknown.
+    InputError: If a name is unknown.
   """
   names_set, all_sets = set(names), catalog()
   for name in names_set:
@@ -150,10 +151,11 @@ def find(names: Iterable[str]) -> list[EvaluationSet]:
 
 
 def choose(names: Iterable[str]) -> list[EvaluationSet]:
-  """Returns the sets with these names, but "all" selects only sets that `download` supports.
+  """Like `find`, but the name "all" selects only the sets that `download` supports.
 
   Raises:
-    InputError: a name is unknown, or a set must be downloaded by hand. The message explains how.
+    InputError: If a name is unknown, or a set must be downloaded by hand. The message explains how
+      to download it.
   """
   names_set = set(names)
   selected = find(names_set)
@@ -175,10 +177,10 @@ def download(
   """Downloads a set below a data root.
 
   The file `.downloads/NAME.json` below the root marks a complete set and lists the checksums of its
-  files. If all files still match their checksums, nothing is downloaded. Archives and tables to
-  join stay in `.downloads/NAME` until the set is complete, so the next call resumes an interrupted
-  download. If the root is in an object store, files are downloaded to a temporary folder and then
-  uploaded.
+  files. If all files still match their checksums, nothing is downloaded. Archives to unpack and
+  tables to join stay in `.downloads/NAME` until the set is complete, so the next call resumes an
+  interrupted download. If the root is in an object store, files are downloaded to a temporary
+  folder and then uploaded.
 
   Args:
     fetcher: Downloads files.
@@ -190,8 +192,8 @@ def download(
     The paths of the files in the set.
 
   Raises:
-    InputError: see `fetch.Fetcher.fetch` and `archives.unpack`. Also if a joined table already
-      exists with different content.
+    InputError: If a joined table already exists with different content. See also
+      `fetch.Fetcher.fetch` and `archives.unpack`.
   """
   if storage.is_file(note := _note(entry, root)):
     digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
@@ -234,7 +236,7 @@ def _download(
       _, _, without_first_folder = member.partition("/")
       name = member.rpartition("/")[2]
       if not fnmatch.fnmatchcase(member, how.members) or name.startswith("._"):
-        return None  # macOS stores metadata in "._" files.
+        return None  # macOS stores metadata in files with names that start with "._".
       return name if how.flat else without_first_folder or None
 
     for path in staged.values():

@@ -72,16 +72,16 @@ class _List(msgspec.Struct):
 def releases(
   fetcher: fetch.Fetcher, corpora: Iterable[tuple[str, str | None]], keep: Keep
 ) -> list[Release]:
-  """Returns the nonempty releases of some corpora, in the order of the corpora.
+  """Lists the nonempty releases of the given corpora, in the given order.
 
   Args:
     fetcher: Downloads the lists.
-    corpora: Pairs of a corpus name and a version. None means the latest version.
+    corpora: (name, version) pairs. If a version is None, the latest version is used.
     keep: Selects language pairs.
 
   Raises:
-    InputError: OPUS has no such corpus or version, or a record is not a release.
-    msgspec.DecodeError: the response is not a list of releases.
+    InputError: If OPUS has no such corpus or version, or a record is not a release.
+    msgspec.DecodeError: If the response is not a list of releases.
   """
   selected = []
   for corpus, version in corpora:
@@ -121,7 +121,7 @@ def download(
     report: Called after each release with the release and whether it was downloaded.
 
   Raises:
-    InputError: see `fetch.Fetcher.fetch`.
+    InputError: See `fetch.Fetcher.fetch`.
   """
   for release in releases:
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
@@ -143,14 +143,14 @@ def every_pair(source: str, target: str) -> bool:
 
 
 def pairs_among(texts: Iterable[str]) -> Keep:
-  """Returns a filter that accepts these language pairs, in either order.
+  """Returns a filter that accepts the given language pairs, in either order.
 
   Args:
     texts: Language pairs such as "de-en". All codes for a language, such as en and eng, are
       equivalent.
 
   Raises:
-    InputError: a text is not a pair of language codes.
+    InputError: If a text is not a pair of language codes.
   """
   pairs = set()
   for text in texts:
