@@ -1,9 +1,9 @@
 """Writes sentence encoders as ONNX models. ONNX Runtime and OpenVINO run them without this library.
 
-This module builds the graphs itself. jax2onnx, a converter for JAX functions, requires an older
-Orbax than this library and cannot convert these networks for variable sequence lengths. All values
-are float32, even if the encoder was trained in bfloat16. Functions that add layers take the names
-of their inputs in the graph, and return the name of their output.
+This module builds the graphs itself, because jax2onnx, a converter for JAX functions, requires an
+older Orbax than this library and cannot convert these networks for variable sequence lengths. All
+values are float32, even if the encoder was trained in bfloat16. Functions that add layers take the
+names of their inputs in the graph, and return the name of their output.
 """
 
 import contextlib
@@ -48,8 +48,9 @@ def write(
   `sentence_embedding`, float32 [B, S], equals the vectors of `vmsst.load(path).encode` in float32,
   up to rounding error. The weights are in `model.onnx_data`.
 
-  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. This model
-  returns the hidden states, [B, T, D]. It works only if transformers supports the architecture.
+  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. The output
+  of this second model is the hidden states, [B, T, D]. This backend works only if transformers
+  supports the architecture.
 
   The tokenizer in `tokenizer.json` produces the inputs. It truncates texts to the maximum length
   and pads them. If an imported tokenizer finds its padding token (such as "<pad>") in a text, it
@@ -62,7 +63,7 @@ def write(
       before they tokenize them. Vocabularies such as EMS's require it.
 
   Raises:
-    InputError: the encoder or its vocabulary is not supported, or the package onnx is not
+    InputError: If the encoder or its vocabulary is not supported, or the package onnx is not
       installed.
   """
   tokenizer = tokenizers.export(saved.assets.vocabulary, pretokenized=pretokenized)
@@ -71,7 +72,7 @@ def write(
   table_VD = params[tensors.TOKEN_TABLE]
   params[tensors.TOKEN_TABLE] = transformers.swap_padding(table_VD, tokenizer.padding_id)
   build(params, saved.network).write(folder)
-  with contextlib.suppress(errors.InputError):  # raised if transformers lacks the architecture
+  with contextlib.suppress(errors.InputError):  # Transformers may lack the architecture.
     states = {"file_name": STATES_FILE}
     sentence_transformers.write_modules(saved, tokenizer, folder, model_args=states)
   # The tokenizer option `encode_special_tokens` changes how special tokens in a text are tokenized.
@@ -107,7 +108,7 @@ def usage(saved: SavedEncoder) -> list[str]:
 class Graph:
   """Builds an ONNX graph node by node.
 
-  Each ONNX operator is a method: `graph.MatMul(x, y)` adds a node and returns the name of its
+  Each ONNX operator is a method: `graph.MatMul(x, y)` adds a node and returns the name of the
   output. An operand is either the name of a value or an array. Arrays become constants.
 
   Attributes:
@@ -163,7 +164,7 @@ class Graph:
   def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:
     """Returns the model for an output without large arrays, and the large arrays by name.
 
-    The large arrays are contiguous. The caller adds them to the model with `add_weights`.
+    The large arrays are contiguous. The caller adds these arrays with `add_weights`.
     """
     large = {
       name: np.ascontiguousarray(array)
@@ -193,13 +194,13 @@ class Graph:
       graph,
       producer_name="vmsst",
       opset_imports=operators,
-      # Use the oldest version that works, because more runtimes support it.
+      # Use the oldest version that works, because more runtimes support older versions.
       ir_version=helper.find_min_ir_version_for(operators),
     )
     return model, large
 
   def add_weights(self, model: Any, name: str, array: np.ndarray, **external_data: Any) -> None:
-    """Adds an array as external data, which is in a file or is passed to the runtime by name."""
+    """Adds an array as external data, either stored in a file or passed to the runtime by name."""
     kind = self.library.helper.np_dtype_to_tensor_dtype(array.dtype)
     tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
     tensor.data_location = self.library.TensorProto.EXTERNAL
@@ -219,7 +220,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
     network: The network.
 
   Raises:
-    InputError: the network is not supported, or the package onnx is not installed.
+    InputError: If the network is not supported, or the package onnx is not installed.
   """
   config: Any = network.config
   if not isinstance(network.config, CONFIGS):
@@ -232,7 +233,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   length = graph.Gather(graph.Shape(TOKENS), np.int64(1))
   position_T = graph.Range(np.int64(0), length, np.int64(1))
   max_distance = transformer.RELPOS_MAX_DISTANCE
-  if isinstance(config, t5.T5Config):  # Convert it to an equivalent TransformerConfig.
+  if isinstance(config, t5.T5Config):  # Use an equivalent TransformerConfig.
     max_distance = config.relpos_max_distance
     config = transformers.exported_config(config)
   hidden_BTD = _Stack(graph, config, mask_BT, position_T, max_distance).hidden_states(x_BTD)
@@ -312,7 +313,7 @@ class _Stack(NamedTuple):
     return x_BTD if config.norm_place == "after" else self.norm(x_BTD, "encoder/encoder_norm")
 
   def attention_bias(self, is_local: bool) -> str:
-    """Returns the sum of position biases and masks for attention logits, [B, 1 or H, 1 or T, T]."""
+    """Returns the position biases plus masks for attention logits, [B, 1 or H, 1 or T, T]."""
     graph, config = self.graph, self.config
     # Biases for visible tokens and for masked tokens.
     values = np.float32(0), np.float32(t5.MASKED)
@@ -355,7 +356,7 @@ class _Stack(NamedTuple):
   def attention(
     self, x_BTD: str, name: str, bias_BHTT: str, rotation: tuple[str, str] | None
   ) -> str:
-    """Adds multi-head self-attention. `name` is the prefix of its parameters."""
+    """Adds multi-head self-attention. `name` is the prefix of the parameter names."""
     graph, config = self.graph, self.config
     width = config.head_width
     scalar = width if config.query_scalar is None else config.query_scalar

@@ -5,8 +5,8 @@ and the layers after the pooling. Other files contain the tokenizer, the prompts
 length. The imported network is a `vmsst.networks.sentence_encoder.SentenceEncoder`. Settings that
 this library does not support raise an error.
 
-Exports also contain `encoder.json`, so that `vmsst.load` opens the same folder. They contain no
-custom code. Neither direction needs torch or sentence-transformers.
+Exports also contain `encoder.json`, so that `vmsst.load` can open the same folder, but no custom
+code. Neither reading nor writing requires torch or sentence-transformers.
 """
 
 import dataclasses
@@ -57,7 +57,8 @@ _POOLING_FLAGS: dict[_Pool, str] = {
   "weightedmean": "pooling_mode_weightedmean_tokens",
   "lasttoken": "pooling_mode_lasttoken",
 }
-# Original package of the module classes. All versions of sentence-transformers accept this name.
+# Package that originally contained the module classes. All versions of sentence-transformers accept
+# this package name.
 _PACKAGE = "sentence_transformers.models"
 # Name of the default prompt, unless a named prompt has the same text.
 _PROMPT = "default"
@@ -66,7 +67,7 @@ _METADATA = {"format": "pt"}
 
 
 _LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
-# Required values of layer options: each layer must replace the pooled vector.
+# Required values of layer options, because each layer must replace the pooled vector.
 _LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
 
 
@@ -119,7 +120,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   """Imports an encoder from a sentence-transformers or transformers folder.
 
   Padding has id 0 in this library. If the tokenizer pads with a different id (1 in XLM-R and all E5
-  models), the import swaps these two rows of the token table, and the vocabulary swaps the ids.
+  models), the import swaps the two rows in the token table, and the vocabulary swaps the two ids.
 
   If the folder has no `modules.json`, the import uses the default pooling of sentence-transformers:
   the last token for a causal language model, otherwise the mean. A pre-training head is skipped.
@@ -134,7 +135,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
       the folder has no prompts and its name or config contains "e5", the default is "query: ".
 
   Raises:
-    InputError: a file is damaged, or a setting is not supported.
+    InputError: If a file is damaged, or a setting is not supported.
   """
   modules = list_modules(folder)
   source = folder / modules[0][1]
@@ -196,8 +197,8 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   first = sizes.get("position_offset", 0)
   if first and tokenizer is not None and padding_id != first - 1:
     raise errors.InputError(
-      f"{path}: the model counts positions after its padding id {first - 1}, but the tokenizer "
-      f"pads with {padding_id}"
+      f"{path}: the model numbers positions starting after padding id {first - 1}, but the "
+      f"tokenizer pads with {padding_id}"
     )
   if not pools_prompt:
     if prefix or (prefix is None and (default or prompts)):
@@ -251,7 +252,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
 def _read_static(
   folder: pathlib.Path, modules: list[tuple[str, str]], prefix: str | None
 ) -> Converted:
-  """Imports a StaticEmbedding or Model2Vec; see `read`."""
+  """Imports a StaticEmbedding or Model2Vec encoder; see `read`."""
   settings_record, settings = _settings(folder)
   # A missing list of prompts means no prompts, even if the name contains "e5".
   default, prompts = _prompts(folder, {"prompts": None, **settings_record}, settings, {})
@@ -331,11 +332,11 @@ def _network(
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   """Returns the class and the folder of each module in `modules.json`.
 
-  If this file does not exist, the result is a single transformer, or the modules of a Model2Vec.
+  If this file does not exist, the folder is read as a single transformer or a Model2Vec encoder.
 
   Raises:
-    InputError: the file is damaged, a path leads out of the folder, or a module (such as custom
-      code) is not supported.
+    InputError: If the file is damaged, a path points outside the folder, or a module (such as
+      custom code) is not supported.
   """
   path = folder / MODULES_FILE
   if not path.is_file():
@@ -376,7 +377,7 @@ def _prompts(
   """Returns the default prompt, and the prompts by name.
 
   Args:
-    folder: The folder. Its name may show that the model is an E5.
+    folder: The folder. Its name may show that the model is an E5 model.
     record: Raw content of `config_sentence_transformers.json`.
     settings: Parsed content of the same file.
     config: Content of `config.json`.
@@ -402,14 +403,14 @@ def _prompts(
 def read_params(
   folder: pathlib.Path, network: sentence_encoder.SentenceEncoder
 ) -> dict[str, np.ndarray]:
-  """Reads the parameters of an export, by name. The values are exact.
+  """Reads the parameters of an export by name, exactly as they were before the export.
 
   Args:
-    folder: The folder of the export.
+    folder: The export's folder.
     network: The network described in the export's `encoder.json`.
 
   Raises:
-    InputError: a file is missing or damaged.
+    InputError: If a file is missing or damaged.
   """
   if isinstance(network.config, StaticConfig):
     params = {tensors.TOKEN_TABLE: static.read(folder).table()}
@@ -432,8 +433,9 @@ def write(
 ) -> ExportedTokenizer:
   """Writes an encoder into a folder that `SentenceTransformer(folder)` and `vmsst.load` open.
 
-  `vmsst.load(folder).encode` returns exactly the vectors of the encoder. sentence-transformers
-  returns the same vectors in float32, up to rounding error, with three exceptions:
+  `vmsst.load(folder).encode` returns exactly the same vectors as the original encoder.
+  sentence-transformers returns the same vectors in float32, up to rounding error, with three
+  exceptions:
 
   * If the vocabulary has no EOS token, as in EMS, a batch of empty texts raises an error.
   * If a text contains the padding token of an imported tokenizer, such as "<pad>", this string is
@@ -447,8 +449,8 @@ def write(
       before they encode them. Vocabularies such as EMS's require it.
 
   Raises:
-    InputError: the format does not support the encoder (for example a BiLSTM, or a vocabulary that
-      splits words). Nothing is written in this case.
+    InputError: If the format does not support the encoder (for example a BiLSTM, or a vocabulary
+      that splits words). Nothing is written in this case.
   """
   assets, vocabulary = saved.assets, saved.assets.vocabulary
   if isinstance(saved.network.config, StaticConfig):
@@ -487,10 +489,10 @@ def write_modules(
     Names of the weight files for the layers after the pooling.
 
   Raises:
-    InputError: transformers does not support the encoder. Nothing is written in this case.
+    InputError: If transformers does not support the encoder. Nothing is written in this case.
   """
   network, assets = saved.network, saved.assets
-  # In sentence-transformers, a missing "query" or "document" means an empty prompt, so write the
+  # sentence-transformers treats a missing "query" or "document" prompt as empty, so write the
   # prompts that this library would use (the default prompt, or "passage").
   vocabulary = assets.vocabulary
   prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))

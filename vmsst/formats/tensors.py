@@ -3,9 +3,9 @@
 `open_file` reads safetensors files and PyTorch state dicts. It never runs code from a file.
 
 A table describes a model from another library. Each `Row` contains the name and shape of a tensor,
-and the names of the parameters that the tensor becomes. `check` compares a table with the tensors
-in a file, and `to_parameters` converts the tensors. For exports, `to_tensors` uses the same table
-in the opposite direction.
+and the names of the parameters that the tensor is converted to. `check` compares a table with the
+tensors in a file, and `to_parameters` converts the tensors. For exports, `to_tensors` uses the same
+table in the opposite direction.
 """
 
 import functools
@@ -25,7 +25,7 @@ import safetensors
 
 from vmsst import errors
 
-# Types that are converted to float32. Quantized weights and position ids use the remaining types.
+# Types that are converted to float32. Quantized weights and position ids have different types.
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _TYPES = _FLOATS | {
   "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -33,7 +33,8 @@ _TYPES = _FLOATS | {
 }  # fmt: skip
 # JAX maps arrays without a copy only if they are aligned to 64 bytes.
 _ALIGNMENT = 64
-# Number of values checked at once. Blocks avoid reading a whole mapped file into memory.
+# Number of values to check at once. Checking in blocks avoids reading a whole mapped file into
+# memory.
 _BLOCK = 1 << 22
 
 
@@ -58,7 +59,7 @@ class StoredTensor(NamedTuple):
     the array is in use.
 
     Raises:
-      InputError: the values are not finite floating-point numbers.
+      InputError: If the values are not finite floating-point numbers.
     """
     array = self.load()
     if array.dtype not in _FLOATS.values():
@@ -84,14 +85,14 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
       under the key `state_dict`. Other pickled objects are rejected, because they could run code.
 
   Raises:
-    InputError: the file is missing or damaged, contains unexpected objects, or requires torch but
-      torch is not installed.
+    InputError: If the file is missing or damaged, contains unexpected objects, or requires torch
+      but torch is not installed.
   """
   if path.suffix != ".safetensors":
     record = read_torch(path)
     return of_state(path, record.get("state_dict", record) if isinstance(record, Mapping) else None)
   try:
-    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # checks offsets
+    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # Checks offsets.
       size = int.from_bytes(stream.read(8), "little")
       header = json.loads(stream.read(size))
       mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -107,7 +108,7 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _load(mapped: mmap.mmap, start: int, entry: Mapping[str, Any]) -> np.ndarray:
-  """Returns a tensor of a safetensors file.
+  """Returns a tensor from a safetensors file.
 
   Args:
     mapped: The file.
@@ -149,8 +150,8 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
     *allowed: Classes that the file may contain besides tensors, containers, numbers and strings.
 
   Raises:
-    InputError: the file is missing or damaged, contains objects of other classes, or torch is not
-      installed.
+    InputError: If the file is missing or damaged, contains objects of other classes, or torch is
+      not installed.
   """
   with errors.requires("sentence-transformers", f"{path}, a PyTorch file,"):
     import torch
@@ -173,7 +174,7 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
     state: The state dict.
 
   Raises:
-    InputError: `state` is not a state dict.
+    InputError: If `state` is not a state dict.
   """
   import torch
 
@@ -202,10 +203,11 @@ class Row(NamedTuple):
   """Maps a tensor from another library to parameters.
 
   Attributes:
-    source: Name of the tensor. If empty, the model has no such tensor, and the parameter is set to
-      ones.
+    source: Name of the tensor. If empty, the model has no corresponding tensor, and the parameter
+      is set to ones.
     shape: Shape of the tensor.
-    targets: Names of the parameters. The tensor is split equally along its first axis.
+    targets: Names of the parameters. The tensor is split along its first axis into one equal part
+      per name.
     transposed: Whether to transpose the tensor.
     plus: Constant added to the tensor.
   """
@@ -234,7 +236,7 @@ def norm(
 
 
 def check(rows: Iterable[Row], saved: Mapping[str, StoredTensor], source: str) -> None:
-  """Checks that the tensors in a file match the table of a model.
+  """Checks that the tensors in a file match a model's table.
 
   Args:
     rows: The table.
@@ -242,7 +244,7 @@ def check(rows: Iterable[Row], saved: Mapping[str, StoredTensor], source: str) -
     source: The file, for messages.
 
   Raises:
-    InputError: a tensor is missing, has the wrong shape or is not in the table.
+    InputError: If a tensor is missing, has the wrong shape or is not in the table.
   """
   expected = {row.source: row.shape for row in rows if row.source}
   for name, shape in expected.items():
@@ -263,7 +265,7 @@ def to_parameters(rows: Iterable[Row], saved: Mapping[str, StoredTensor]) -> dic
   """Converts tensors to float32 parameters, by name.
 
   Raises:
-    InputError: a tensor cannot be read, or contains values that are not finite.
+    InputError: If a tensor cannot be read, or contains values that are not finite.
   """
   params: dict[str, np.ndarray] = {}
   for row in rows:
@@ -297,7 +299,7 @@ _LAYER = re.compile(r"(.*)/layers_(0|[1-9][0-9]{0,3})/(.*)")
 
 
 class Source(NamedTuple):
-  """How to build a parameter from the arrays in a checkpoint.
+  """Describes how to build a parameter from the arrays in a checkpoint.
 
   Attributes:
     names: Names of the arrays: a single array, or one array per layer.

@@ -3,9 +3,10 @@
 An `Architecture` converts a `config.json` to a `TransformerConfig` and back, and maps weights to
 parameters. Tests compare each architecture with the model in transformers.
 
-Exports write a T5 encoder as a `T5EncoderModel`. EMS, XLM-R and other BERT-like encoders become a
-`BertModel`. All other encoders keep their architecture. XLM-R counts positions from 2 and BERT from
-0, so the export drops the unused first rows of the position table. Sentence vectors do not change.
+Exports write a T5 encoder as a `T5EncoderModel`. EMS, XLM-R and other BERT-like encoders are
+written as a `BertModel`. All other encoders keep their architecture. XLM-R numbers positions from
+2, but BERT numbers them from 0, so the export drops the unused first rows of the position table.
+Sentence vectors do not change.
 """
 
 import dataclasses
@@ -43,7 +44,7 @@ _REQUIRED = {
   "position_embedding_type": "absolute",
   "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
 }
-# Checkpoints converted from TensorFlow use different names for the weights of norms.
+# Checkpoints converted from TensorFlow use different names for norm weights.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 T5_MAX_POSITIONS = 1 << 20
 """Maximum number of tokens per sentence. T5 itself has no limit."""
@@ -55,14 +56,14 @@ _Options = TypeVar("_Options")
 
 
 def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None) -> dict[str, Any]:
-  """Returns the JSON object in a file of a model.
+  """Returns the JSON object in a model file.
 
   Args:
     path: The file.
     if_missing: Result if the file does not exist. If omitted, a missing file is an error.
 
   Raises:
-    InputError: the file is missing or is not a JSON object.
+    InputError: If the file is missing or is not a JSON object.
   """
   if if_missing is not None and not path.is_file():
     return dict(if_missing)
@@ -87,7 +88,7 @@ def check_config(
     fixed: Required values of keys. Keys may be missing.
 
   Raises:
-    InputError: a value is invalid or not supported.
+    InputError: If a value is invalid or not supported.
   """
   try:
     for key, value in (fixed or {}).items():
@@ -99,7 +100,7 @@ def check_config(
 
 
 class _Index(msgspec.Struct):
-  """The index of a sharded model. All shards are in the folder of the index."""
+  """The index of a sharded model. All shards are in the same folder as the index."""
 
   weight_map: dict[str, str]
 
@@ -107,12 +108,12 @@ class _Index(msgspec.Struct):
 def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """Opens the weights of a model folder, and returns the tensors by name.
 
-  The weights are read from `model.safetensors`, or from `pytorch_model.bin` (requires torch) if the
-  former does not exist. If a model is sharded, the folder contains an index of its shards instead,
-  such as `model.safetensors.index.json`.
+  The weights are read from `model.safetensors` or, if this file does not exist, from
+  `pytorch_model.bin`, which requires torch. If the model is sharded, its folder contains a list of
+  shards instead, such as `model.safetensors.index.json`.
 
   Raises:
-    InputError: a file is missing or damaged.
+    InputError: If a file is missing or damaged.
   """
   for path in (folder / WEIGHTS_FILE, folder / TORCH_FILE):
     if path.is_file():
@@ -126,7 +127,7 @@ def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
         weights |= tensors.open_file(folder / name)
       return weights
   raise errors.InputError(
-    f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE} nor an index of shards"
+    f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE} nor a list of shards"
   )
 
 
@@ -169,7 +170,7 @@ _RMS = {"layer_norm_eps": "rms_norm_eps"}
 
 
 class _Sizes(msgspec.Struct, kw_only=True, rename=_NAMES):
-  """Sizes that most architectures have, renamed to the attributes of a TransformerConfig."""
+  """Sizes that most architectures have, renamed to match the TransformerConfig attributes."""
 
   vocab_size: Size
   emb_dim: Size
@@ -303,7 +304,7 @@ class Table(msgspec.Struct, frozen=True):
   plus: float = 0.0
 
   def rows(self, config: transformer.TransformerConfig) -> list[Row]:
-    """Returns a row for each tensor of a model with this config."""
+    """Returns one row for each tensor in a model with this config."""
     joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
     width, wide = config.emb_dim, config.mlp_dim
     # Shapes, by the last component of a parameter's name. All other parameters belong to norms.
@@ -376,7 +377,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
       record: Content of the file.
 
     Raises:
-      InputError: a value is invalid or not supported.
+      InputError: If a value is invalid or not supported.
     """
     # null stands for the default.
     record = {key: value for key, value in record.items() if value is not None}
@@ -403,7 +404,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   def name_tensors(
     self, source_path: pathlib.Path, weights: Mapping[str, tensors.StoredTensor]
   ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
-    """Selects the encoder's tensors, and gives them the names they have in a model with no head.
+    """Selects the encoder's tensors, and renames them as in a model without a pre-training head.
 
     Args:
       source_path: The source, for messages.
@@ -460,7 +461,7 @@ BERT = Architecture(
 _ROBERTA = msgspec.structs.replace(
   BERT,
   name="XLMRobertaModel",
-  # RoBERTa counts positions from the row after the padding row.
+  # RoBERTa numbers positions from the row after the padding row.
   attributes=lambda x: {"position_offset": (1 if x.pad_token_id is None else x.pad_token_id) + 1},
 )
 _DISTILBERT = Architecture(
@@ -628,7 +629,7 @@ _GEMMA3 = Architecture(
   name="Gemma3TextModel",
   model_type="gemma3_text",
   options=_Gemma3Options,
-  required={"is_causal": True},  # False is not the same as use_bidirectional_attention
+  required={"is_causal": True},  # False differs from use_bidirectional_attention.
   attributes=lambda x: {
     **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
     "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
@@ -718,7 +719,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """Supported architectures, by `model_type` in transformers."""
 
-# Attributes of a TransformerConfig that a `config.json` does not determine.
+# TransformerConfig attributes that a `config.json` does not determine.
 _NUMERICS = ("vocab_size", "initializer_std", "dropout_rate", "dtype", "remat", "scan_layers")
 
 
@@ -728,7 +729,7 @@ def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture
   An architecture fits if its `config.json` converts back to the same TransformerConfig.
 
   Raises:
-    InputError: no architecture computes the same function.
+    InputError: If no architecture computes the same function.
   """
   numerics = {name: getattr(config, name) for name in _NUMERICS}
   for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, T5):
@@ -749,7 +750,7 @@ def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture
 def exported_config(config: Any) -> transformer.TransformerConfig:
   """Returns the config of an equivalent network that transformers supports.
 
-  A T5Config becomes a TransformerConfig. XLM-R and EMS become BERT.
+  A T5Config is converted to a TransformerConfig. XLM-R and EMS are converted to BERT.
   """
   if isinstance(config, t5.T5Config):
     return transformer.TransformerConfig(
@@ -783,7 +784,7 @@ def describe(config: Any, padding_id: int) -> dict[str, Any]:
     padding_id: The tokenizer's padding id.
 
   Raises:
-    InputError: transformers has no such encoder.
+    InputError: If transformers has no such encoder.
   """
   architecture, record = architecture_of(exported_config(config))
   if isinstance(config, t5.T5Config):
@@ -831,11 +832,11 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
   """Reads the exact parameters of an export. Inverse of `to_tensors`.
 
   Args:
-    folder: The folder of the export.
+    folder: The export's folder.
     config: The network config in the export's `encoder.json`.
 
   Raises:
-    InputError: a file is missing or damaged.
+    InputError: If a file is missing or damaged.
   """
   exported = exported_config(config)
   weights = open_tensors(folder)
@@ -850,7 +851,7 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
 
 
 def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
-  """Returns the table of each layer after the pooling. It is empty if the layer has no weights."""
+  """Returns one table for each layer after the pooling, empty if the layer has no weights."""
   rows = []
   for (name, layer), width in zip(network.layers.items(), network.widths, strict=False):
     if isinstance(layer, sentence_encoder.Dense):
