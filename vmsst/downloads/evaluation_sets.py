@@ -55,7 +55,7 @@ class Unpack:
   """How to unpack the archives in a set.
 
   Attributes:
-    members: Glob pattern for the names of the members to unpack.
+    members: Glob pattern that selects the members to unpack.
     into: Target folder below the data root.
     flat: Whether to drop all folders from member names. If false, only the first is dropped.
     max_bytes: Maximum total size of the members unpacked from one archive, in bytes.
@@ -96,7 +96,7 @@ class EvaluationSet:
     name: Unique name.
     title: Short description.
     license: Name of the license.
-    page: URL of the page where the set is published.
+    page: URL of the page that publishes the set.
     folder: Folder below the data root.
     items: Files to download.
     unpack: How to unpack archives, if the set contains any.
@@ -205,7 +205,7 @@ def download(
       local = pathlib.Path(folder)
       files = [*_download(fetcher, entry, local, report), _note(entry, local)]
       paths = [root / path.relative_to(local).as_posix() for path in files]
-      # The marker is uploaded last, so it exists only if all other files do.
+      # The marker is uploaded last, so if it exists, all other files exist too.
       for path, target in zip(files, paths, strict=True):
         storage.upload(path, os.fspath(target))
     paths.pop()

@@ -128,7 +128,7 @@ class Fetcher:
     return True
 
   def read(self, url: str) -> bytes:
-    """Returns the content of a small file; raises InputError if it cannot be downloaded."""
+    """Returns the content of a small file; raises InputError if the download fails."""
 
     def attempt() -> bytes:
       with self._open(url) as response:
@@ -204,7 +204,7 @@ class Fetcher:
           stream.write(chunk)
           bar.update(len(chunk))
         if total is not None and stream.tell() < total:
-          raise ConnectionError(f"it ended after {stream.tell():,} of {total:,} bytes")
+          raise ConnectionError(f"the download ended after {stream.tell():,} of {total:,} bytes")
     return partial
 
 

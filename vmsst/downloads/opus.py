@@ -98,7 +98,7 @@ def releases(
       is_moses = file is not None and file.groups() == (release.source, release.target)
       if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
         raise errors.InputError(
-          f"OPUS lists a record that is not a release in Moses format: {release!r}"
+          f"OPUS lists an entry that is not a release in Moses format: {release!r}"
         )
       fetch.check_address(release.url)
       if release.pairs != 0 and keep(release.source, release.target):
@@ -166,7 +166,7 @@ def _comparable(code: str) -> languages.Language | str:
 
 
 def describe(releases: Sequence[Release]) -> Iterator[str]:
-  """Yields one line per release, a line with the totals, and one line per license."""
+  """Yields one line per release, one line with the totals, and one line per license."""
   for x in releases:
     pairs = "" if x.pairs is None else f"{x.pairs:,}"
     name = f"{x.source}-{x.target}"

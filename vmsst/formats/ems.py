@@ -121,7 +121,7 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
   """Returns the table that maps the released tensors to parameters.
 
   Args:
-    sizes: Attributes of a TransformerConfig and an EmsNetwork (`language_dim`, `share_embedding`,
+    sizes: TransformerConfig attributes, EmsNetwork attributes (`language_dim`, `share_embedding`,
       `projection_dim`), and `num_source_languages`, the number of rows in the released language
       table. If a size is None or 0, the model does not have the corresponding tensors.
   """

@@ -41,7 +41,7 @@ GENERATORS = ("BitranslationNetwork", "VmsstNetwork")
 # Vocabularies by their `kind` in encoder.json.
 VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
   "byte": vocabularies.ByteVocabulary,
-  "laser": vocabularies.LaserVocabulary,  # Must precede its base class, SentencePieceVocabulary.
+  "laser": vocabularies.LaserVocabulary,  # LaserVocabulary must precede its base class.
   "sentencepiece": vocabularies.SentencePieceVocabulary,
   "hugging_face": HuggingFaceVocabulary,
 }
@@ -63,8 +63,8 @@ class EncoderAssets(msgspec.Struct, frozen=True):
     max_length: Maximum number of tokens per sentence, including EOS. Longer sentences are
       truncated.
     generator: The network with its decoder, if the run trained a decoder.
-    languages: Language codes of the training data, if known.
-    similarity_fn_name: How to compare vectors, one of `SIMILARITIES`.
+    languages: Language codes in the training data, if known.
+    similarity_fn_name: Name of the similarity function, one of `SIMILARITIES`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -102,7 +102,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
 
   Attributes:
     params: Reads the parameters by name.
-    sizes: Sizes of the model, as attributes of its config.
+    sizes: Sizes of the model, as config attributes.
     left_out: Why each unused tensor was skipped, by tensor name.
     assets: Everything that `vmsst.load` needs besides the parameters; None if the source has no
       vocabulary.
@@ -132,11 +132,11 @@ class _Record(msgspec.Struct, omit_defaults=True):
 def save_encoder_assets(
   model: Any, directory: str | os.PathLike[str], languages: Iterable[str] | None = None
 ) -> None:
-  """Writes `encoder.json` and the vocabulary of a model into a folder.
+  """Writes `encoder.json` and a model's vocabulary into a folder.
 
   Args:
-    model: A `BitextModel`. Its `sentence_encoder`, `vocabulary` and `max_length` are saved. If its
-      `network` has a decoder, the network is saved too.
+    model: A `BitextModel`. The model's `sentence_encoder`, `vocabulary` and `max_length` are saved.
+      The `network` is saved too if the network has a decoder.
     directory: The folder. It is created if missing.
     languages: Language codes of the training data, if known.
 
@@ -169,8 +169,8 @@ def save_assets(
     The name of the vocabulary file, or None if the vocabulary needs no file.
 
   Raises:
-    InputError: If the vocabulary file cannot be read, or the vocabulary has more pieces than the
-      network's token table has rows.
+    InputError: If the vocabulary file cannot be read, or the number of vocabulary pieces exceeds
+      the number of rows in the network's token table.
   """
   folder, vocabulary = epath.Path(storage.path(directory)), assets.vocabulary
   rows = assets.network.config.vocab_size
@@ -240,7 +240,7 @@ def vocabulary_digest(vocabulary: vocabularies.Vocabulary) -> str:
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   """Reads the assets written by `save_encoder_assets` or `write`.
 
-  If `encoder.json` contains checksums of safetensors files, these files are checked too.
+  If `encoder.json` contains checksums of safetensors files, the checksums are verified.
 
   Raises:
     InputError: If a file is missing, is damaged or has an unknown format.
@@ -299,7 +299,7 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
     if prompts := described.pop("prompts"):
       described["prompts"] = dict(prompts)
     if not vocabulary.skips_unknown:
-      del described["skips_unknown"]  # Keeps older encoders' digests valid.
+      del described["skips_unknown"]  # Omitting the default keeps older digests valid.
     return described, TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return described, VOCABULARY_FILE, vocabulary.model_bytes
@@ -329,7 +329,7 @@ def _attribute_types(cls: type) -> dict[str, Any]:
 
 
 def _network(entry: dict[str, Any], networks: dict[str, type]) -> Any:
-  """Creates a network from its JSON entry. Missing attributes get their default values."""
+  """Creates a network from its JSON entry. Missing attributes have their default values."""
   attributes = dict(entry)
   cls = _lookup(attributes.pop("class"), networks)
   hint = _attribute_types(cls)["config"]
@@ -349,10 +349,10 @@ def _lookup(name: str, types: dict[str, type]) -> type:
 
 
 def _instance(cls: type, values: dict[str, Any], /, **arguments: Any) -> Any:
-  """Creates an instance of a dataclass from the values in a file, and checks their types."""
+  """Creates a dataclass instance from the values in a file, and checks the types of the values."""
   types = _attribute_types(cls)
   if unknown := sorted(set(values) - set(types)):
-    raise ValueError(f"unknown attributes of {cls.__name__}: {', '.join(unknown)}")
+    raise ValueError(f"unknown attributes for {cls.__name__}: {', '.join(unknown)}")
   for key, value in values.items():
     try:
       arguments[key] = msgspec.convert(value, types[key])

@@ -88,7 +88,7 @@ def upload(
   Args:
     folder: Folder with an encoder that sentence-transformers can open.
     repository: `owner/name`. A new repository is created.
-    public: Whether a new repository is public. An existing repository must have this visibility.
+    public: Whether a new repository is public. The visibility of an existing repository must match.
     revision: Branch to commit to (default: the main branch). A new branch starts from main.
 
   Raises:
@@ -128,7 +128,7 @@ def _hub_errors(problem: str) -> Iterator[None]:
   """Converts exceptions from huggingface_hub and its dependencies to InputError.
 
   Args:
-    problem: Start of the message. The URL of the Hub and the reason follow.
+    problem: Start of the message. The Hub URL and the reason are appended.
   """
   from huggingface_hub import constants
 
@@ -160,7 +160,7 @@ def card(
   license_id: str | None = None,
   results: str | None = None,
 ) -> str:
-  """Returns the model card of an encoder. The card contains no local paths.
+  """Returns the model card for an encoder. The card contains no local paths.
 
   Args:
     saved: The encoder.

@@ -1,8 +1,8 @@
 """Imports LASER2 (a BiLSTM) and LASER3 (one transformer per language) from the released files.
 
 A folder contains one encoder (a `.pt` file), a SentencePiece model (`.spm`) and, for LASER3, a
-dictionary of pieces (`.cvocab`). LASER2's dictionary is stored in its `.pt` file. LASER3 was
-released with separate `.spm` and `.cvocab` files for some languages. All other languages use the
+dictionary of pieces (`.cvocab`). LASER2's dictionary is stored in its `.pt` file. For some
+languages, LASER3 was released with its own `.spm` and `.cvocab` files. All other languages use the
 LASER2 files.
 
 The import swaps the first two ids, because BOS and padding have ids 0 and 1 in fairseq, but 1 and 0
@@ -167,7 +167,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     ids_V = [1, 0, *range(2, rows), *[_UNKNOWN] * (size - rows)]
     return {**arrays, TOKEN_TABLE: arrays[TOKEN_TABLE][ids_V]}
 
-  # The vocabulary reads this file later, so it must exist until the process ends.
+  # The vocabulary reads this file later, so keep the file until the process ends.
   model_file = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()), f"{path.stem}.model")
   model_file.write_bytes(content)
   vocabulary = vocabularies.LaserVocabulary(str(model_file), prepends_bos)
@@ -183,7 +183,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
 def _transformer(
   path: pathlib.Path, record: dict[str, Any], rows: int
 ) -> tuple[transformer.TransformerConfig, list[Row]]:
-  """Returns the config of a LASER3 encoder and the table of its tensors.
+  """Returns the config and the tensor table of a LASER3 encoder.
 
   Args:
     path: The `.pt` file, for messages.

@@ -34,7 +34,7 @@ from vmsst.networks import sentence_encoder, t5
 TYPES = ("mt5", "t5")
 """Supported values of `model_type`. T5 1.1 has the same parameters and layers as mT5."""
 VOCABULARY_FILE = "spiece.model"
-# Prefix of the encoder's tensors in the released VMSST.
+# Prefix of encoder tensor names in the released VMSST.
 _VMSST = "mt5_encoder."
 _PROJECTION = "projection.weight"
 # Maximum number of tokens in transformers' T5 configs. T5 itself has no limit.
@@ -145,7 +145,7 @@ def convert(
   network = sentence_encoder.SentenceEncoder(_t5_config(sizes), width, head=is_vmsst)
   max_length = min(settings.limit or MAX_LENGTH, MAX_LENGTH)
   assets = encoder_json.EncoderAssets(network, pieces, max_length)
-  note = "The checkpoint has no decoder, so only CONTRASTIVE can start from it."
+  note = "The checkpoint has no decoder, so only CONTRASTIVE can be initialized from it."
   return Converted(
     params=params,
     sizes=sizes,
@@ -159,7 +159,7 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
   """Returns the table that maps mT5 tensors to parameters.
 
   Args:
-    sizes: Attributes of a T5Config, and `num_decoder_layers` if the model has a decoder.
+    sizes: T5Config attributes, and `num_decoder_layers` if the model has a decoder.
   """
   config = transformers.exported_config(_t5_config(sizes))
   table = transformers.T5.table.rows(config)

@@ -34,7 +34,7 @@ OUTPUT, STATES = "sentence_embedding", "last_hidden_state"
 _AXES = ("batch_size", "sequence_length")
 # First ONNX operator set with LayerNormalization.
 _OPERATOR_SET = 17
-# Runtimes map arrays into memory only if they are aligned to pages.
+# Runtimes map an array into memory only if the array is aligned to pages.
 _PAGE = 4096
 
 
@@ -53,14 +53,14 @@ def write(
   supports the architecture.
 
   The tokenizer in `tokenizer.json` produces the inputs. It truncates texts to the maximum length
-  and pads them. If an imported tokenizer finds its padding token (such as "<pad>") in a text, it
-  treats this string as padding. For other differences, see `tokenizers.export`.
+  and pads them. If a text contains the padding token of an imported tokenizer, such as "<pad>",
+  this string is treated as padding. For other differences, see `tokenizers.export`.
 
   Args:
     saved: The encoder.
     folder: Folder to write to.
     pretokenized: Whether callers will split texts with `vmsst.data.word_splitting.split_words`
-      before they tokenize them. Vocabularies such as EMS's require it.
+      before tokenizing them. Some vocabularies, such as EMS's, require this split.
 
   Raises:
     InputError: If the encoder or its vocabulary is not supported, or the package onnx is not
@@ -112,7 +112,7 @@ class Graph:
   output. An operand is either the name of a value or an array. Arrays become constants.
 
   Attributes:
-    parameters: Arrays by name. An array becomes part of the graph when `parameter` is called.
+    parameters: Arrays by name. `parameter` adds an array to the graph.
     outputs: The value name and the axes (sizes or names) of each output, by output name.
     library: The package onnx.
   """
@@ -216,7 +216,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   """Builds the graph that maps token ids to sentence vectors and hidden states.
 
   Args:
-    params: Parameters of the network by name, with separate layers.
+    params: Network parameters by name, with separate layers.
     network: The network.
 
   Raises:
@@ -263,10 +263,10 @@ class _Stack(NamedTuple):
 
   Attributes:
     graph: The graph.
-    config: Sizes and options. Linear layers and norms have a bias if the parameters contain one.
+    config: Sizes and options. Linear layers and norms use a bias if the parameters contain a bias.
     mask_BT: False at padding.
     position_T: Positions of tokens, int64.
-    max_distance: All distances of at least this value share one relative position bucket.
+    max_distance: All distances from this value on share one relative position bucket.
   """
 
   graph: Graph
@@ -449,7 +449,7 @@ def _add_pooling(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str, posi
   if pooling == "max":
     lowest = np.finfo(np.float32).min
     largest_BD = graph.ReduceMax(graph.Where(mask_BT1, hidden_BTD, lowest), axes=[1], keepdims=0)
-    # The vector of a sentence with no tokens is zero.
+    # A sentence without tokens has a zero vector.
     count_B1 = graph.ReduceSum(weight_BT1, np.array([1]), keepdims=0)
     return graph.Where(graph.Greater(count_B1, zero), largest_BD, zero)
   if pooling == "weightedmean":

@@ -29,7 +29,7 @@ from vmsst.networks.static import StaticConfig
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 MAX_LENGTH = 512
-"""Default maximum length of encoders without a position table, as in transformers' T5 configs."""
+"""Default maximum length for encoders without a position table, as in transformers' T5 configs."""
 # Files with transformer options. The first file that exists and is not empty is used.
 _OPTIONS_FILES = tuple(
   f"sentence_{name}_config.json"
@@ -41,7 +41,8 @@ _OPTIONS: dict[str, Any] = {
   "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
   "module_output_name": "token_embeddings",
 }
-# Files that change the model or its preprocessing in transformers. They are not supported.
+# Files that change the model or its preprocessing in transformers. Models with these files are not
+# supported.
 _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
 _E5 = {"query": "query: ", "passage": "passage: "}
 # Name of the pooled vector in the modules' inputs and outputs.
@@ -72,7 +73,7 @@ _LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_resi
 
 
 class _Module(msgspec.Struct):
-  """An entry in `modules.json`. The path is the name of a folder next to this file, or empty."""
+  """An entry in `modules.json`. The path is empty or the name of a folder next to this file."""
 
   type: Annotated[str, msgspec.Meta(pattern=r"^sentence_transformers\.")]
   path: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.$)[^/\\\0]{0,99}$")]
@@ -122,12 +123,13 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   Padding has id 0 in this library. If the tokenizer pads with a different id (1 in XLM-R and all E5
   models), the import swaps the two rows in the token table, and the vocabulary swaps the two ids.
 
-  If the folder has no `modules.json`, the import uses the default pooling of sentence-transformers:
-  the last token for a causal language model, otherwise the mean. A pre-training head is skipped.
+  If the folder has no `modules.json`, the import uses the default pooling in sentence-transformers:
+  the last token for causal language models, and the mean for all other models. A pre-training head
+  is skipped.
 
-  Layers after the pooling become the head of the network, with two exceptions. If the first layer
-  is dense with tanh, as in LaBSE, it becomes the pooler. If the last layer scales vectors to length
-  1, it becomes the option `normalize`.
+  Layers after the pooling are imported as the head of the network, with two exceptions. If the
+  first layer is a dense layer with tanh, as in LaBSE, it is imported as the pooler. If the last
+  layer scales vectors to length 1, it is imported as the option `normalize`.
 
   Args:
     folder: The folder.
@@ -238,7 +240,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   )
   note = (
     f"The model has no {tokenizers.TOKENIZER_FILE}, so vmsst.load cannot open it. Save one with "
-    "transformers' AutoTokenizer, or train from it with a vocabulary of the same ids"
+    "transformers' AutoTokenizer, or train from it with a vocabulary that has the same ids"
   )
   return Converted(
     params=params,
@@ -307,7 +309,7 @@ def _network(
     else:
       head.append(getattr(sentence_encoder, kind)())
   widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
-  # A training run that starts from this encoder keeps its pooler but not its head.
+  # A training run that starts from this encoder keeps the pooler but not the head.
   has_pooler = bool(widths) and head[0] == sentence_encoder.Dense(widths[0])
   normalize = head[-1:] == [sentence_encoder.Normalize()]
   network = sentence_encoder.SentenceEncoder(
@@ -356,7 +358,7 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
       f"{path}: not a list of sentence-transformers modules with 'type' and 'path': {error}. "
       "Custom code is not supported, and each path must be the name of a folder next to this file"
     ) from None
-  # The package of a class differs between versions, but its name does not.
+  # A class's package differs between versions, but its name does not.
   modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in entries]
   kinds = [kind for kind, _ in modules]
   first = 1 if kinds[:1] == [static.MODULE] else 2
@@ -388,7 +390,7 @@ def _prompts(
   words = [re.split(r"[-_/]", name.lower()) for name in names]
   is_e5 = any("e5" in x and "instruct" not in x for x in words)
   if is_e5 and not record.keys() & {"prompts", "default_prompt_name"}:
-    # E5 needs prompts, but its files do not contain them.
+    # E5 needs prompts, but the files of E5 models do not contain prompts.
     return _E5["query"], _E5 | {"document": _E5["passage"]}
   prompts = {"query": "", "document": ""}
   prompts |= {key: text or "" for key, text in settings.prompts.items()}
@@ -440,13 +442,13 @@ def write(
   * If the vocabulary has no EOS token, as in EMS, a batch of empty texts raises an error.
   * If a text contains the padding token of an imported tokenizer, such as "<pad>", this string is
     treated as padding.
-  * A few texts get different ids; see `tokenizers.export`.
+  * A few texts are tokenized differently; see `tokenizers.export`.
 
   Args:
     saved: The encoder.
     folder: An empty or new local folder.
     pretokenized: Whether callers will split texts with `vmsst.data.word_splitting.split_words`
-      before they encode them. Vocabularies such as EMS's require it.
+      before encoding them. Some vocabularies, such as EMS's, require this split.
 
   Raises:
     InputError: If the format does not support the encoder (for example a BiLSTM, or a vocabulary
@@ -464,7 +466,7 @@ def write(
   path = folder / tokenizers.TOKENIZER_FILE
   path.write_bytes(tokenizer.content)
   if isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
-    # Save the checksum of the exported tokenizer, not of the original tokenizer.
+    # Save the exported tokenizer's checksum, not the original tokenizer's checksum.
     vocabulary = dataclasses.replace(vocabulary, path=str(path), tokenizer=None)
     assets = msgspec.structs.replace(assets, vocabulary=vocabulary)
   encoder_json.save_assets(assets, folder, weights)
@@ -477,13 +479,13 @@ def write_modules(
   folder: pathlib.Path,
   **options: Any,
 ) -> list[str]:
-  """Writes all files of an export except `tokenizer.json` and the transformer's weights.
+  """Writes all files in an export except `tokenizer.json` and the transformer's weights.
 
   Args:
     saved: The encoder.
     tokenizer: The exported tokenizer.
     folder: Folder to write to.
-    **options: Additional fields of `sentence_bert_config.json`.
+    **options: Additional fields for `sentence_bert_config.json`.
 
   Returns:
     Names of the weight files for the layers after the pooling.

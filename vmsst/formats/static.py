@@ -2,8 +2,8 @@
 
 A static encoder consists of a tokenizer without special tokens and a table of token vectors. A
 sentence vector is the mean of the token vectors. Model2Vec skips unknown tokens, may factor its
-table into shared rows and weights, and has a `config.json`. sentence-transformers opens Model2Vec
-folders too, but includes unknown tokens in the mean.
+table into shared rows and weights, and stores its settings in `config.json`. sentence-transformers
+opens Model2Vec folders too, but includes unknown tokens in the mean.
 """
 
 import json
@@ -80,10 +80,10 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
     str(path), tokenizer=tokenizer, skips_unknown=is_model2vec
   )
   rows, padding_id = weights.get("mapping", weights[name]).shape[0], vocabulary.padding_id
-  # Without a padding token, the padding id is the first id after the table.
+  # If there is no padding token, the padding id is the first id after the table.
   size = max(rows, padding_id + 1)
   if vocabulary.size > size or padding_id > rows:
-    raise errors.InputError(f"{folder}: {rows} token vectors, but {vocabulary.size} tokens")
+    raise errors.InputError(f"{folder}: the table has {rows} rows for {vocabulary.size} tokens")
 
   def table() -> np.ndarray:
     table_VD = weights[name].read()

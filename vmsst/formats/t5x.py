@@ -55,7 +55,7 @@ def step_of(checkpoint: str | os.PathLike[str]) -> int:
 
 
 def folders(run: str | os.PathLike[str]) -> list[epath.Path]:
-  """Returns the paths in `run` that are named like a checkpoint, sorted by step."""
+  """Returns the paths in `run` with checkpoint names, sorted by step."""
   root = epath.Path(storage.path(run))
   return sorted((root / x for x in storage.names(root) if _CHECKPOINT.fullmatch(x)), key=step_of)
 
@@ -90,7 +90,7 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   if not folder.is_dir():
     siblings = f"{folder.parent} contains {errors.some(storage.names(folder.parent))}"
     raise errors.InputError(
-      f"no folder {folder}; {siblings}; a model of the Hugging Face Hub is named OWNER/NAME"
+      f"no folder {folder}; {siblings}; a Hugging Face Hub model is named OWNER/NAME"
     )
   if _CHECKPOINT.fullmatch(folder.name) and (folder / "state").is_dir():
     return folder
@@ -248,8 +248,8 @@ def prepare(run: str) -> None:
   """Prepares the checkpoints of a run in an object store for Orbax.
 
   Marks complete checkpoints that were copied into the store, because Orbax treats a checkpoint
-  without a marker as incomplete. Removes checkpoints that were never completed. Orbax has a
-  clean-up function for this purpose, but it would also remove all other folders of the run.
+  without a marker as incomplete. Removes checkpoints that were never completed. Orbax's clean-up
+  function would also remove all other folders in the run.
   """
   for checkpoint in folders(run):
     names = storage.names(checkpoint)
@@ -281,7 +281,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
   """Checks a checkpoint's files against its checksums, and describes the first problem.
 
   Args:
-    checkpoint: The folder of the checkpoint.
+    checkpoint: The checkpoint's folder.
     subfolder: The subfolder to check. If omitted, all subfolders with checksums are checked.
 
   Returns:
@@ -302,7 +302,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
       checksums.setdefault(folder, {})[name] = digest
     for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
-        continue  # Without this folder, the run skips the batches that it has already used.
+        continue  # Without this folder, the run skips the batches it has already used.
       files = set(storage.files_below(checkpoint / folder))
       for name, digest in checksums.get(folder, {}).items():
         if name not in files:

@@ -31,7 +31,7 @@ _TYPES = _FLOATS | {
   "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
   "BOOL": np.bool_, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
-# JAX maps arrays without a copy only if they are aligned to 64 bytes.
+# JAX uses mapped arrays without a copy only if the arrays are aligned to 64 bytes.
 _ALIGNMENT = 64
 # Number of values to check at once. Checking in blocks avoids reading a whole mapped file into
 # memory.
@@ -44,7 +44,7 @@ class StoredTensor(NamedTuple):
   Attributes:
     shape: The shape.
     source: Name and file of the tensor, for messages.
-    load: Reads the tensor in its stored type.
+    load: Reads the tensor without converting the type.
   """
 
   shape: tuple[int, ...]
@@ -92,7 +92,8 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
     record = read_torch(path)
     return of_state(path, record.get("state_dict", record) if isinstance(record, Mapping) else None)
   try:
-    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # Checks offsets.
+    # safe_open checks the header and the offsets.
+    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:
       size = int.from_bytes(stream.read(8), "little")
       header = json.loads(stream.read(size))
       mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -159,7 +160,7 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
     with torch.serialization.safe_globals([*allowed]):
       return torch.load(path, map_location="cpu", weights_only=True)
   except Exception:
-    # Replace torch's message, because it recommends loading the file without protection.
+    # Replace torch's message, which recommends loading the file without protection.
     raise errors.InputError(
       f"{path} is not a PyTorch file, is damaged, or contains objects that could run code; copy it "
       "again, or save only its state dict"
@@ -170,7 +171,7 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
   """Returns the tensors of a PyTorch state dict by name.
 
   Args:
-    path: File of the state dict, for messages.
+    path: File with the state dict, for messages.
     state: The state dict.
 
   Raises:
@@ -327,15 +328,15 @@ class Source(NamedTuple):
 
 
 def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source | None:
-  """Looks up a parameter in a checkpoint of either layout; returns None if it is missing.
+  """Looks up a parameter in a checkpoint with either layout; returns None if it is missing.
 
-  If a network has fewer layers than the checkpoint, it reads the first layers. This does not work
-  if the network and the checkpoint both have scanned layers.
+  If the network has fewer layers than the checkpoint, the first layers are used, unless both the
+  network and the checkpoint have scanned layers.
 
   Args:
     name: Name of the parameter.
     shape: Shape of the parameter in the network.
-    arrays: Arrays of the checkpoint by name.
+    arrays: The checkpoint's arrays by name.
   """
   if name in arrays:
     return Source((name,))

@@ -2,7 +2,7 @@
 
 * `HuggingFaceVocabulary` is the vocabulary of a `tokenizer.json`. It keeps the tokenizer's ids,
   except that padding always has id 0 in this library. If the tokenizer pads with a different id,
-  the vocabulary swaps that id with 0, and an import swaps the same two rows of the token table.
+  the vocabulary swaps that id with 0, and imports swap the corresponding rows of the token table.
 * `read` builds the tokenizer that transformers would build from a model folder. For most models,
   transformers takes only the vocabulary from `tokenizer.json`. All other settings come from
   `tokenizer_config.json` and from defaults, and added tokens come from up to four files. `read`
@@ -49,7 +49,7 @@ _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا"
 # Bonus added to the log probability of a new word. The bonus exceeds rounding error, so the
 # tokenizer prefers the word to its pieces.
 _PREFERENCE = 1e-6
-# Number of texts per batch for counting words.
+# Number of texts per batch when counting words.
 _CHUNK = 10_000
 # SentencePiece writes a space as this character.
 _SPACE = "\u2581"
@@ -85,7 +85,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   @property
   def size(self) -> int:
-    """Number of ids, padding included."""
+    """Number of ids, including padding."""
     return self._loaded.size
 
   @property
@@ -139,7 +139,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   @functools.cached_property
   def content(self) -> bytes:
-    """Content of the `tokenizer.json`, or of `tokenizer` in this format."""
+    """Content of the `tokenizer.json`, or `tokenizer` converted to this format."""
     if self.tokenizer is not None:
       return self.tokenizer.to_str().encode()
     return input_files.read_bytes(self.path)
@@ -147,7 +147,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
     """Returns the ids for every text, without the EOS token. The language has no effect.
 
-    A blank text gets no ids, not even special tokens, so that training can drop its pair.
+    A blank text has no ids, not even special tokens, so that training can drop the text pair.
     """
     del language
     all_ids = zip(texts, self._ids(texts), strict=True)
@@ -192,7 +192,7 @@ class _Loaded(NamedTuple):
   """A tokenizer and its properties. All ids except `padding_id` are this library's ids.
 
   Attributes:
-    id_map: Maps the tokenizer's ids to this library's ids where they differ.
+    id_map: Maps the tokenizer's ids to this library's ids if the two ids differ.
     start_ids: Special tokens before a text.
   """
 
@@ -382,8 +382,8 @@ def for_static_encoder(
   pieces. Texts that do not contain the word are therefore tokenized as before.
 
   Args:
-    vocabulary: The vocabulary of a transformer encoder. Its prompts are dropped.
-    texts: Texts in which words are counted.
+    vocabulary: A transformer encoder's vocabulary. Its prompts are dropped.
+    texts: Texts to count words in.
     words: Number of words to add. The most frequent words that consist of several tokens are added.
 
   Returns:
@@ -468,7 +468,7 @@ _CLASS_OF = {"bert": _BERT, "distilbert": _BERT, "xlm-roberta": _XLMR, "roberta"
 # Models with relative positions. The padding side has no effect on the vectors of these models.
 _RELATIVE = ("modernbert", "qwen3", "gemma3_text", "t5", "mt5")
 _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
-# Default special tokens of each class, in the order of `_NAMES`.
+# Default special tokens for each class, in the same order as `_NAMES`.
 _DEFAULTS = {
   _BERT: (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"),
   _XLMR: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
@@ -491,7 +491,7 @@ _QWEN_WORDS = (
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BYTE_PAIRS = (_ROBERTA, _QWEN, _GEMMA)
-# Settings that would replace parts of the tokenizer. No known released encoder sets them.
+# Settings that would replace parts of the tokenizer. No known released encoder uses these settings.
 _REPLACEMENTS = (
   "_spm_precompiled_charsmap", "auto_map", "fast_tokenizer_files", "gguf_file",
   "init_inputs", "merges", "model_specific_special_tokens", "post_processor", "processor_class",
@@ -714,8 +714,8 @@ def _pipeline(
 # --------------------------------------------------------------------------------------------
 # Writing. A text may contain the string of a special token: "</s>", for example, is often just web
 # page markup. This library's vocabularies tokenize such a string as ordinary text. Exported special
-# tokens therefore start with a space (" </s>"). No text can match them, because the tokenizer first
-# replaces all spaces.
+# tokens therefore start with a space (" </s>"). No text can match these tokens, because the
+# tokenizer first replaces all spaces.
 
 # Matches Σ at the end of a word: a letter precedes it, and no letter follows.
 _FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
@@ -727,7 +727,7 @@ class ExportedTokenizer(NamedTuple):
   Attributes:
     content: Content of `tokenizer.json`.
     padding: The padding token.
-    padding_id: Id of the padding token in the file. In this library, it is 0.
+    padding_id: Id of the padding token in the file (in this library, padding has id 0).
     unknown: The token for unknown text, if any.
     eos: The token after a sentence, if any.
     splits_special_tokens: Whether a special token in a text is tokenized as ordinary text.
@@ -762,7 +762,7 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     InputError: If the file format cannot express the vocabulary.
   """
   if isinstance(vocabulary, HuggingFaceVocabulary):
-    # Write the imported file back, without its padding and truncation settings.
+    # Write the imported file without its padding and truncation settings.
     record = json.loads(vocabulary.content)
     record["padding"] = record["truncation"] = None
     tokens = {token["id"]: token["content"] for token in record["added_tokens"]}
@@ -788,7 +788,7 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     tokenizer, special = _of_sentencepiece(vocabulary)
   else:
     raise errors.InputError(
-      f"a tokenizer.json cannot express the word splitting of this {type(vocabulary).__name__}; "
+      f"a tokenizer.json cannot split words, as this {type(vocabulary).__name__} requires; "
       "use `vmsst export safetensors`, or pass --pretokenized and split texts with "
       "vmsst.data.word_splitting.split_words before you encode them"
     )

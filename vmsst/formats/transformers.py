@@ -28,7 +28,7 @@ _POSITION_TABLE = "encoder/position_embedding"
 _TYPE_TABLE = "encoder/token_type_embedding"
 # Prefixes of weight names in models with a pre-training head.
 _PREFIXES = ("", "bert.", "roberta.", "distilbert.", "mpnet.", "model.")
-# Reasons why some tensors are not imported, by the start of the tensor name.
+# Reasons for not importing some tensors, by the start of the tensor name.
 _LEFT_OUT = {
   **dict.fromkeys(
     ("pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder."), "not part of the encoder"
@@ -79,7 +79,7 @@ def check_config(
   options: type[_Options],
   fixed: Mapping[str, Any] | None = None,
 ) -> _Options:
-  """Parses and checks the content of a JSON file. Keys without a field in `options` are ignored.
+  """Parses and checks the content of a JSON file. Keys that `options` has no field for are ignored.
 
   Args:
     path: The file, for messages.
@@ -151,7 +151,7 @@ Epsilon = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Id = Annotated[int, msgspec.Meta(ge=0)]
 _LayerType = Literal["full_attention", "sliding_attention"]
 _FULL, _LOCAL = "full_attention", "sliding_attention"
-# Keys in `config.json`, by attribute of a TransformerConfig, for most architectures.
+# Keys in `config.json`, by TransformerConfig attribute, for most architectures.
 _NAMES = {
   "emb_dim": "hidden_size",
   "num_heads": "num_attention_heads",
@@ -264,7 +264,7 @@ T5_NAMES = {
   "relpos_buckets": "relative_attention_num_buckets",
   "layer_norm_eps": "layer_norm_epsilon",
 }
-"""Keys in T5's `config.json`, by attribute of a TransformerConfig."""
+"""Keys in T5's `config.json`, by TransformerConfig attribute."""
 
 
 class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
@@ -292,9 +292,9 @@ class Table(msgspec.Struct, frozen=True):
   Attributes:
     names: Modules outside the layers. The first is the token table.
     layers: Module name of the list of layers.
-    layer_names: Modules of a layer.
-    stack: Prefix of the names of layer parameters.
-    plus: Constant that the network adds to the scales of norms.
+    layer_names: Modules in a layer.
+    stack: Prefix of layer parameter names.
+    plus: Constant that the network adds to norm scales.
   """
 
   names: Names
@@ -350,13 +350,13 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
   Attributes:
     name: Class in transformers.
-    model_type: `model_type` of exports.
+    model_type: `model_type` to write in exports.
     options: Type of the options in `config.json`. If TransformerConfig has an equivalent attribute,
       the option has the same name.
     required: Required values of keys in `config.json`, besides `_REQUIRED`.
-    fixed: Attributes of TransformerConfig that are the same for all encoders of this architecture.
-    attributes: Computes the remaining attributes of TransformerConfig from the options.
-    described: Computes the remaining keys of `config.json` from a TransformerConfig.
+    fixed: TransformerConfig attributes that are the same for all encoders with this architecture.
+    attributes: Computes the remaining TransformerConfig attributes from the options.
+    described: Computes the remaining `config.json` keys from a TransformerConfig.
     table: Maps weights to parameters.
   """
 
@@ -370,7 +370,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   table: Table
 
   def sizes(self, path: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the content of a `config.json` to attributes of a TransformerConfig.
+    """Converts the content of a `config.json` to TransformerConfig attributes.
 
     Args:
       path: The file, for messages.
@@ -515,8 +515,7 @@ _MPNET = Architecture(
 def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, Any]:
   """Returns the rotary bases and the indices of the local layers.
 
-  Older files do not list the layer types. In this case, every `full_every`-th layer has full
-  attention.
+  If an older file does not list the layer types, every `full_every`-th layer has full attention.
 
   Args:
     options: The options.
@@ -744,7 +743,7 @@ def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture
     same_heads = (read.kv_heads, read.head_width) == (config.kv_heads, config.head_width)
     if same_heads and read == resolved:
       return architecture, record
-  raise errors.InputError("transformers has no model with the options of this TransformerConfig")
+  raise errors.InputError("transformers has no model that matches this TransformerConfig")
 
 
 def exported_config(config: Any) -> transformer.TransformerConfig:
@@ -810,7 +809,8 @@ def to_tensors(
   Args:
     config: A T5Config or a TransformerConfig.
     params: Parameters of the encoder by name. Layers may be scanned.
-    padding_id: The tokenizer's padding id. Its row of the token table is swapped with row 0.
+    padding_id: The tokenizer's padding id. The row with this id is swapped with row 0 of the token
+      table.
   """
   exported = exported_config(config)
   architecture, _ = architecture_of(exported)
@@ -829,7 +829,7 @@ def to_tensors(
 
 
 def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
-  """Reads the exact parameters of an export. Inverse of `to_tensors`.
+  """Reads the parameters of an export, exactly as before the export. Inverse of `to_tensors`.
 
   Args:
     folder: The export's folder.

@@ -123,8 +123,8 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
   contains NUL or exceeds LINE_BYTES is replaced by a `BadLine`.
 
   Raises:
-    DamagedError: If reading from `chunks` raises it. In this case, the incomplete last line is not
-      yielded.
+    DamagedError: If reading from `chunks` raises DamagedError. In this case, the incomplete last
+      line is not yielded.
   """
   remainder, first = b"", True
   for chunk in chunks:

@@ -23,7 +23,7 @@ _AGAIN = "delete the folder and embed again"
 
 
 def header(shape: tuple[int, ...], dtype: str) -> bytes:
-  """Returns the header of a .npy file. The size of the header does not depend on the row count.
+  """Returns the header for a .npy file. The header size does not depend on the number of rows.
 
   Args:
     shape: Shape of the array, rows first.
@@ -37,7 +37,7 @@ def header(shape: tuple[int, ...], dtype: str) -> bytes:
 
 
 def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> np.ndarray:
-  """Checks vectors and converts them to the storage format: rows of little-endian numbers.
+  """Checks vectors, and converts them to the storage format (little-endian rows).
 
   Args:
     vectors_ND: The vectors.
@@ -94,7 +94,7 @@ def map_file(path: str | os.PathLike[str]) -> np.memmap:
 
 
 def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.memmap:
-  """Opens a float32 .npy file of vectors as a read-only memory map.
+  """Opens a .npy file with float32 vectors as a read-only memory map.
 
   Args:
     path: The file.
@@ -187,7 +187,7 @@ def concatenate(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarra
 
 
 def _map(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
-  """Returns the content of a file as an array: a copy if it is small, otherwise a memory map."""
+  """Returns a file's content as an array: a copy if the file is small, otherwise a memory map."""
   file.flush()
   size = os.fstat(file.fileno()).st_size
   if size <= _IN_MEMORY:

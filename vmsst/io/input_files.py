@@ -1,4 +1,4 @@
-"""Reads untrusted files. Rejects pipes and devices, because reading them can hang."""
+"""Reads untrusted files. Rejects pipes and devices, because reading from them can hang."""
 
 import hashlib
 import json
@@ -19,7 +19,8 @@ def check(path: str | os.PathLike[str]) -> None:
     return
   try:
     mode = os.stat(path).st_mode
-  except (OSError, ValueError) as error:  # ValueError: NUL or lone surrogate in the path
+  # A path with NUL or a lone surrogate raises ValueError.
+  except (OSError, ValueError) as error:
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
   if not stat.S_ISREG(mode):
     raise errors.InputError(f"{path}: not a file; pass the path of a file")
@@ -72,7 +73,8 @@ def parse_json(content: str | bytes, source: str) -> Any:
   """Parses JSON; raises InputError if the JSON is invalid. The message starts with `source`."""
   try:
     return json.loads(content)
-  except (ValueError, RecursionError) as error:  # also raised for huge numbers and deep nesting
+  # Huge numbers and deep nesting also raise these exceptions.
+  except (ValueError, RecursionError) as error:
     raise errors.InputError(f"{source}: not JSON: {error}") from None
 
 

@@ -27,7 +27,7 @@ class Part(msgspec.Struct, frozen=True):
   Attributes:
     bytes: Size of the part's file in bytes.
     sha256: SHA-256 of the part's file.
-    key: Identifies the inputs of the part; see `vmsst.jobs.job.Task`.
+    key: Identifies the part's inputs; see `vmsst.jobs.job.Task`.
     facts: JSON object returned by the function that wrote the part.
   """
 
@@ -86,7 +86,7 @@ def parse(path: str, fix: str) -> Record:
 
 
 def digest(*values: object) -> str:
-  """Returns a hash of JSON values."""
+  """Returns a hash of the JSON values."""
   content = json.dumps(values, ensure_ascii=False, sort_keys=True)
   return hashlib.sha256(content.encode(errors="backslashreplace")).hexdigest()[:32]
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import tqdm
 
 LINE_SECONDS = 15.0
-"""Seconds between two progress lines outside of a terminal."""
+"""Seconds between progress lines if standard error is not a terminal."""
 
 _where: Literal["terminal", "anywhere", "nowhere"] = "terminal"
 

@@ -1,7 +1,7 @@
 """Reads plain or gzipped (`.gz`) text files; errors name the file and the line.
 
 `read_lines` yields lines. `read_texts` yields one text per line: the whole line, one TSV column, or
-one value of a JSON object. `cut` divides files into spans of lines, so that each process can read
+one value in a JSON object. `cut` divides files into spans of lines, so that each process can read
 its own span.
 """
 
@@ -146,8 +146,8 @@ def is_number(text: str) -> bool:
 def begin_with_scores(lines: Iterable[str]) -> bool:
   """Returns whether the first column of a TSV file contains scores, as in `vmsst mine` output.
 
-  Only the first 1,000 lines are examined. The result is True if at least 80% of the lines with a
-  TAB begin with a number.
+  Only the first 1,000 lines are examined. The function returns True if at least 80% of the lines
+  that contain a TAB begin with a number.
   """
   cells = []
   with contextlib.suppress(archives.DamagedError):  # The caller reports damage later.
@@ -254,7 +254,7 @@ def records(
   Raises:
     InputError: If a line is not JSON, or its object does not match the type.
   """
-  import msgspec  # imported here, because the command line imports this module for `--help`
+  import msgspec  # A late import keeps `--help` fast.
 
   decoder = msgspec.json.Decoder(kind)
   for number, line in enumerate(lines, first):
