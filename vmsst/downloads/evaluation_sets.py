@@ -57,7 +57,7 @@ class Unpack:
   Attributes:
     members: Glob pattern that selects the members to unpack.
     into: Target folder below the data root.
-    flat: Whether to drop all folders from member names. If false, only the first is dropped.
+    flat: Whether to drop all folders from member names. If false, only the first folder is dropped.
     max_bytes: Maximum total size of the members unpacked from one archive, in bytes.
   """
 
@@ -101,7 +101,7 @@ class EvaluationSet:
     items: Files to download.
     unpack: How to unpack archives, if the set contains any.
     tables: How to join the splits of tables, if the set contains any.
-    by_hand: How to download the set by hand; "" if `download` supports the set.
+    by_hand: How to download the set by hand; "" if `download` can download the set.
   """
 
   name: str

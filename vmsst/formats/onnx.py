@@ -162,7 +162,7 @@ class Graph:
       (folder / path).write_bytes(model.SerializeToString())
 
   def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the model for an output without large arrays, and the large arrays by name.
+    """Returns the model for one output without its large arrays, and the large arrays by name.
 
     The large arrays are contiguous. The caller adds these arrays with `add_weights`.
     """

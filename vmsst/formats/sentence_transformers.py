@@ -5,8 +5,8 @@ and the layers after the pooling. Other files contain the tokenizer, the prompts
 length. The imported network is a `vmsst.networks.sentence_encoder.SentenceEncoder`. Settings that
 this library does not support raise an error.
 
-Exports also contain `encoder.json`, so that `vmsst.load` can open the same folder, but no custom
-code. Neither reading nor writing requires torch or sentence-transformers.
+Exports also contain `encoder.json`, so that `vmsst.load` can open the same folder. Exports contain
+no custom code. Neither reading nor writing requires torch or sentence-transformers.
 """
 
 import dataclasses
@@ -47,7 +47,7 @@ _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.
 _E5 = {"query": "query: ", "passage": "passage: "}
 # Name of the pooled vector in the modules' inputs and outputs.
 _VECTOR = "sentence_embedding"
-# Pooling methods, with their keys in older files. If several methods are used, their vectors are
+# Pooling methods, with the corresponding keys in older files. The vectors from several methods are
 # concatenated in this order.
 _Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 _POOLING_FLAGS: dict[_Pool, str] = {

@@ -369,7 +369,7 @@ def trim(
 
 
 def _swap(index: int, pad_id: int) -> int:
-  """Swaps the padding id and 0: converts a tokenizer's id to this library's id, or back."""
+  """Swaps the padding id and 0, to convert a tokenizer's id to this library's id or back."""
   return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
 
 
@@ -465,7 +465,7 @@ _RENAMED = {"DistilBertTokenizer": _BERT}
 _CLASS_OF = {"bert": _BERT, "distilbert": _BERT, "xlm-roberta": _XLMR, "roberta": _ROBERTA,
              "mpnet": _MPNET, "modernbert": _PLAIN, "qwen3": _QWEN, "gemma3_text": _GEMMA,
              "t5": _T5, "mt5": _T5}  # fmt: skip
-# Models with relative positions. The padding side has no effect on the vectors of these models.
+# Model types with relative positions. The padding side does not affect their vectors.
 _RELATIVE = ("modernbert", "qwen3", "gemma3_text", "t5", "mt5")
 _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
 # Default special tokens for each class, in the same order as `_NAMES`.
@@ -540,7 +540,7 @@ def read(
     lowercase: Whether to lowercase texts first (`do_lower_case` in sentence-transformers).
 
   Returns:
-    The tokenizer, or None if the folder has no `tokenizer.json`; and the settings.
+    The tokenizer and the settings. The tokenizer is None if the folder has no `tokenizer.json`.
 
   Raises:
     InputError: If a file is damaged, or this library does not support a setting. The message names

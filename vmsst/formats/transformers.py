@@ -411,7 +411,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
       weights: All tensors by name.
 
     Returns:
-      The encoder's tensors by name, and the reason why each remaining tensor is skipped.
+      The encoder's tensors, and the reasons for skipping all other tensors, by name.
     """
     words = f"{next(iter(self.table.names))}.weight"
     prefix = next((prefix for prefix in _PREFIXES if prefix + words in weights), None)

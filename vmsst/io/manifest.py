@@ -1,5 +1,4 @@
-"""Reads and compares job records (`job.json`), which list a job's inputs, options and finished
-parts.
+"""Reads and compares job records (`job.json`): a job's inputs, options and finished parts.
 
 Inputs and options are JSON values. An input, such as an encoder or a text, is an object with a
 `digest` of its content and a readable `name`. The digest identifies the input, so a file may be
