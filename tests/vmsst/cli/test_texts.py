@@ -274,7 +274,7 @@ def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys,
     assert cli.main(line.split()) == 1, line
     done = capsys.readouterr()
     culprit = "empty.gz" if "empty.gz" in line else "standard input"
-    assert f"{culprit}: empty; give a text with at" in done.err, line
+    assert f"{culprit}: empty; pass a file with at" in done.err, line
     assert done.out == ""
     assert sorted(tmp_path.iterdir()) == before
 
