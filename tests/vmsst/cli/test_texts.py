@@ -245,7 +245,7 @@ def test_errors_of_commands_on_texts_are_one_line(sides, tmp_path, capsys, monke
     ("embed a x.txt o --engine local --ray-address x:1", "--ray-address does not apply"),
     ("score a x.txt y.txt", "x.txt has 24 lines and"),
     ("score a bad.jsonl", "bad.jsonl:2: not a JSON object with a string 'target'"),
-    (f"embed a /dev/fd/{pipe} o", "not a file; give the path of a file"),
+    (f"embed a /dev/fd/{pipe} o", "not a file; pass the path of a file"),
   ):
     capsys.readouterr()
     assert cli.main(command.split()) == 1, command
@@ -274,7 +274,7 @@ def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys,
     assert cli.main(line.split()) == 1, line
     done = capsys.readouterr()
     culprit = "empty.gz" if "empty.gz" in line else "standard input"
-    assert f"{culprit}: empty; give a text with at" in done.err, line
+    assert f"{culprit}: empty; pass a file with at" in done.err, line
     assert done.out == ""
     assert sorted(tmp_path.iterdir()) == before
 
