@@ -1,7 +1,7 @@
 """EMS's network: a shared encoder, the XTR head and the contrastive head (EMS paper, section III).
 
-The sentence vector u is the mean of the encoder's hidden states (equation 1). Both heads use u as
-their input, and only training uses them.
+The sentence vector u is the mean of the encoder's hidden states (equation 1). Both heads take u as
+input and are used only in training.
 
 The token table and the encoder have the same names as in
 `vmsst.networks.sentence_encoder.SentenceEncoder`, so that inference loads them without the heads.
@@ -158,5 +158,5 @@ class EmsNetwork(nn.Module):
 
 
 def _dense(features: int) -> nn.Module:
-  # These layers are small, so they use the axis "kv", which T5X's rules replicate.
+  # These layers are small, so they use the logical axis "kv", which T5X's rules replicate.
   return t5.Dense(features, ("embed", "kv"), use_bias=True)

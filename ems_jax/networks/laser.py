@@ -11,9 +11,9 @@ logits.
 
 Axes: `O` width of the decoder's output, which is the input of the vocabulary projection.
 
-References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3; its released training code for
-initialization, for details of the LSTM decoder that the paper omits, and for the inputs of the
-transformer decoder.
+References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3. The initialization, the
+transformer decoder's inputs, and the details of the LSTM decoder that the paper omits follow
+LASER's released training code.
 """
 
 import jax.numpy as jnp
@@ -67,7 +67,7 @@ class TransformerDecoder(nn.Module):
     Args:
       embedded_BTE: Vectors of the tokens to predict. The decoder shifts these vectors right by one
         position and inserts a learned start vector.
-      languages_B: Language in which to decode each row; an index outside the table gives NaN.
+      languages_B: Target language of each row; an index outside the table gives NaN.
       sentence_BZ: Sentence vectors.
       deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
 
@@ -224,7 +224,8 @@ class LaserNetwork(nn.Module):
       languages_B: Language of each row, an index into `vmsst.languages`; an index outside the table
         gives NaN.
       vector_BS: Vectors of the sentences to translate.
-      deterministic: False enables the transformer decoder's dropout (needs an rng named "dropout").
+      deterministic: Whether to disable the transformer decoder's dropout; if False, an rng named
+        "dropout" is required.
     """
     # LASER's LSTM decoder has no dropout.
     options = {} if self.transformer_decoder is None else {"deterministic": deterministic}

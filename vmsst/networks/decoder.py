@@ -124,7 +124,7 @@ class LatentDecoder(nn.Module):
     Args:
       embedded_BTD: Vectors of the tokens to predict. The decoder shifts these vectors right by one
         position and inserts the language vector at the start (VMSST paper, appendix A.2).
-      languages_B: Language in which to decode each row; an index into `vmsst.languages`.
+      languages_B: Target language of each row; an index into `vmsst.languages`.
       sentence_BZ: Sentence vectors.
       step: The generation step; if omitted, all positions are computed at once. If a step is
         passed, `embedded_BTD` contains one vector per row: the vector of the previous token, or any

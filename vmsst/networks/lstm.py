@@ -321,7 +321,7 @@ class LstmDecoder(nn.Module):
     Args:
       embedded_BTE: Vectors of the tokens to predict. The decoder shifts these vectors right by one
         position and inserts a learned start vector (in LASER, the vector of the EOS token).
-      languages_B: Language in which to decode each row; an index outside the table gives NaN.
+      languages_B: Target language of each row; an index outside the table gives NaN.
       sentence_BZ: Sentence vectors.
     """
     cfg = self.config

@@ -173,7 +173,7 @@ class SentenceEncoder(nn.Module):
     """Creates the submodules."""
     self.token_embedder = self.config.token_embedder()
     self.encoder = self.config.encoder()
-    # These layers are small, so they use the axis "kv", which T5X's rules replicate.
+    # These layers are small, so they use the logical axis "kv", which T5X's rules replicate.
     for name, layer in self.layers.items():
       if isinstance(layer, Dense):
         setattr(self, name, t5.Dense(layer.features, ("embed", "kv"), use_bias=layer.bias))
@@ -243,7 +243,7 @@ def run(
 def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
   """Returns a shorter encoder with only the first layers, and its parameters.
 
-  The pooling, the head and any norm after the last layer are kept.
+  The shorter encoder keeps the pooling, the head and any norm after the last layer.
 
   Args:
     network: A `SentenceEncoder`, or a network with the same `config` and parameter names.
@@ -251,7 +251,7 @@ def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
     layers: Number of layers to keep; must be below the encoder's number of layers.
 
   Raises:
-    InputError: If the encoder is not a transformer, or if it has only `layers` layers or fewer.
+    InputError: If the encoder is not a transformer, or if it has at most `layers` layers.
   """
   config: Any = network.config
   field = "num_encoder_layers" if isinstance(config, t5.T5Config) else "num_layers"
