@@ -44,7 +44,7 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   """Returns the name of the backend that runs a network fastest on this machine.
 
   JAX is fastest on accelerators and for bfloat16. On CPUs, ONNX Runtime is fastest if it is
-  installed and supports the network; otherwise, JAX is returned.
+  installed and supports the network; otherwise, this function returns JAX.
   """
   has_graph = isinstance(network.config, onnx.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
@@ -227,7 +227,7 @@ def padded_batches(
   half the batch's width, if this saves enough padding.
 
   Args:
-    ids: Token ids of every sentence.
+    ids: Token ids for each sentence.
     batch_size: Maximum sentences per batch. Batches of long sentences are smaller to save memory.
     max_length: Maximum tokens per sentence.
     multiple: R is a multiple of this number, such as the number of devices.
@@ -255,7 +255,7 @@ def length_batches(
   The largest batch comes first, so that a process that lacks memory fails immediately.
 
   Args:
-    ids: Token ids of every sentence.
+    ids: Token ids for each sentence.
     shape: Function that takes the lengths of the sentences not yet batched, in descending order,
       and returns (B, R, T).
   """

@@ -48,7 +48,7 @@ class Members:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> Any:
-    """Returns the similarity of every source with every target: float32 [N, M].
+    """Returns the similarity between every source and every target: float32 [N, M].
 
     The result is a NumPy array, or a torch tensor if the inputs are torch tensors.
     `similarity_fn_name` selects the similarity (default: the similarity named in a released
@@ -76,7 +76,7 @@ class Members:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
-    """Returns the similarity of source i with target i: float32 [N]. See `similarity`.
+    """Returns the similarity between source i and target i: float32 [N]. See `similarity`.
 
     Raises:
       ValueError, TypeError, InputError: As in `encode`, or if the sources and targets differ in
@@ -94,7 +94,7 @@ class Members:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
-    """Returns the margin score of source i with target i, as in bitext mining: float64 [N].
+    """Returns the margin score for source i and target i, as in bitext mining: float64 [N].
 
     The margin compares the cosine of a pair with the cosines between each text and its nearest
     neighbors in the other language; see `vmsst.search.margins.margin_pairs`.
@@ -135,7 +135,7 @@ class Members:
   def _scores(
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> np.ndarray:
-    """Returns the similarity of each pair, or of every source with every target."""
+    """Returns the similarity for each pair, or between every source and every target."""
     from vmsst.search import exact_search
 
     vectors = self._sides(sources, targets, languages, options, pairs=pairs)
@@ -154,7 +154,7 @@ class Members:
   def _sides(
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of sources and targets. `pairs` requires one target for each source."""
+    """Returns vectors for sources and targets. `pairs` requires one target for each source."""
     pools = [self._side(sources)]
     if pairs or targets is not None:
       pools.append(self._side(targets))

@@ -167,7 +167,7 @@ class Encoder(compatibility.Members):
   def trim(self, texts: Texts) -> "Encoder":
     """Returns a copy with a smaller token table, limited to the tokens that occur in the texts.
 
-    Most parameters of a multilingual encoder are token vectors. The vectors for `texts` stay the
+    Most parameters in a multilingual encoder are token vectors. The vectors for `texts` stay the
     same. The copy can still encode any other text, but splits that text into more and shorter
     tokens.
 
@@ -251,15 +251,15 @@ class Encoder(compatibility.Members):
     device: None = None,
     pool: None = None,
   ) -> Any:
-    """Returns one vector for each sentence: float32 [N, D], in the order of the input.
+    """Returns one vector for each sentence: float32 [N, D], in input order.
 
     A single string returns a single vector, [D], as in sentence-transformers.
 
     Sentences are sorted by length and padded to a few shapes, which saves computation and
     compilation. A sentence with more than `max_length` tokens is cut. Apart from rounding error, a
-    vector does not depend on the other inputs. An empty sentence is encoded as its EOS token, or as
-    zeros if the vocabulary has no EOS token. An unpaired surrogate is not valid UTF-8 and is read
-    as U+FFFD.
+    vector does not depend on the other inputs. An empty sentence is encoded as a single EOS token,
+    or as a zero vector if the vocabulary has no EOS token. An unpaired surrogate is not valid UTF-8
+    and is read as U+FFFD.
 
     Args:
       sentences: One string; a sequence or iterator of strings; an open file with one sentence per
@@ -278,7 +278,7 @@ class Encoder(compatibility.Members):
       truncate_dim: Number of leading dimensions to return, for encoders trained with Matryoshka
         losses (default: all).
       normalize: Whether to scale vectors to length 1, so that dot products are cosines. Zero
-        vectors stay zero. Vectors of some imported encoders (E5, LaBSE) always have length 1.
+        vectors stay zero. Vectors from some imported encoders (E5, LaBSE) always have length 1.
       precision: Data type of the vectors, as in sentence-transformers (default: "float32"). "int8"
         and "uint8" store one byte per dimension, which selects one of 256 levels between the
         dimension's lowest and highest value in these vectors. To set the ranges yourself, call

@@ -23,7 +23,7 @@ _WINDOW = 1 << 14
 def encode(
   encoder: Any, texts: Sequence[str], *, method: str = "encode", **options: Any
 ) -> np.ndarray:
-  """Computes the vectors of texts, float32 [N, D].
+  """Computes vectors for texts, float32 [N, D].
 
   Args:
     encoder: An object with `encode(texts)`.
@@ -70,7 +70,7 @@ def encode_windows(
   total: int,
   title: str | None = None,
 ) -> Iterator[np.ndarray]:
-  """Yields the vectors of texts window by window, so that few vectors are in memory at once.
+  """Yields vectors for texts, one window at a time, so that few vectors are in memory at once.
 
   Args:
     embed: Function that maps the texts in a window to vectors, such as a `functools.partial` of
@@ -172,7 +172,7 @@ class EncoderSource:
     identity: See the function `identity`.
     load: Function that loads the encoder in a different process, and returns the encoder's name and
       the encoder; None if only this process can use the encoder.
-    options: Options for each call of `encode`.
+    options: Options for each call to `encode`.
   """
 
   def __init__(
@@ -185,7 +185,7 @@ class EncoderSource:
       name: Name or path of the encoder.
       load: Picklable function that loads the encoder in a different process, and returns the
         encoder's name and the encoder, as `loading.open_encoder` does.
-      **options: Options for each call of `encode`, such as `batch_size`. Options that change
+      **options: Options for each call to `encode`, such as `batch_size`. Options that change
         vectors by more than rounding error are not allowed.
     """
     self.identity = identity(encoder, name)

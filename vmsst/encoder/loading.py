@@ -11,8 +11,8 @@ An encoder is one of the following:
 * a local transformers or sentence-transformers folder, if `vmsst.formats.transformers` supports the
   model; or a LASER2 or LASER3 folder.
 
-The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
-"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub unless a local folder has this
+The required files for a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such
+as "sentence-transformers/LaBSE" is looked up on the Hugging Face Hub unless a local folder has this
 name.
 
 This module does not need TensorFlow, seqio or gin.
@@ -174,7 +174,7 @@ def _open_source(
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
   """Yields an encoder's name, local folder and, for a released encoder, the converted encoder.
 
-  The name is None if the path of the parameters serves as the name. With `for_training`, the
+  The name is None if the path to the parameters serves as the name. With `for_training`, the
   encoder may lack a vocabulary, and mT5's decoder is read, too. On exit, parameters that were
   copied from an object store are deleted.
   """
@@ -350,7 +350,7 @@ def load(
   max_length: int | None = None,
   backend: str = backends.AUTO,
 ) -> Encoder:
-  """Loads an encoder onto all devices of this process.
+  """Loads an encoder onto all devices in this process.
 
   Args:
     path: One of the following:
@@ -395,10 +395,10 @@ def load(
 
 
 def load_translator(path: str | os.PathLike[str]) -> "Translator":
-  """Loads the encoder and the decoder of a training run onto this process's default device.
+  """Loads the encoder and decoder from a training run onto this process's default device.
 
   Args:
-    path: MODEL_DIR or a `checkpoint_<step>` folder of a VMSST, BITRANSLATION or VMSST CONTRASTIVE
+    path: MODEL_DIR or a `checkpoint_<step>` folder from a VMSST, BITRANSLATION or VMSST CONTRASTIVE
       run; local or remote, as in `load`.
 
   Raises:
@@ -425,14 +425,14 @@ def open_encoder(
     path: A path that `load` opens, or any other sentence-transformers folder. Code in the folder is
       not run.
     dtype: Compute dtype; see `load`. Not supported for sentence-transformers.
-    max_length: Maximum tokens per sentence; see `load`. For sentence-transformers, it cannot exceed
-      the encoder's saved maximum.
+    max_length: Maximum tokens per sentence; see `load`. For sentence-transformers, this number
+      cannot exceed the encoder's saved maximum.
     backend: Backend; see `load`. sentence-transformers chooses its own backend and ignores "auto"
       and "jax".
     prompt: Text to prepend to every sentence (default: the encoder's prompt).
 
   Returns:
-    The absolute path of the parameters, and an object with `encode(texts)` and the attribute
+    The absolute path to the parameters, and an object with `encode(texts)` and the attribute
     `digest`, a hash of the encoder's content.
 
   Raises:

@@ -58,7 +58,7 @@ def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
   """Returns an encoder's pooling, as in `SentenceEncoder.pooling`.
 
   Args:
-    checkpoint: A `checkpoint_<step>` folder of a run or of an import, or a name on the Hugging Face
+    checkpoint: A `checkpoint_<step>` folder from a run or an import, or a name on the Hugging Face
       Hub. If it is None, as in a dry run without a checkpoint, the result is "mean".
 
   Raises:

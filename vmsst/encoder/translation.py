@@ -1,4 +1,4 @@
-"""Generates and scores text from sentence vectors, with the decoder of a training run.
+"""Generates and scores text from sentence vectors, with the decoder from a training run.
 
 Example:
   translator = vmsst.load_translator("/runs/small")
@@ -49,7 +49,7 @@ class Translator:
     Args:
       network: The network with the decoder.
       params: The network's parameters.
-      encoder: The semantic encoder of the same run.
+      encoder: The semantic encoder from the same run.
     """
     self.encoder = encoder
     self._network = network
@@ -148,15 +148,15 @@ class Translator:
     per_token: bool = False,
     batch_size: int = 64,
   ) -> Float[np.ndarray, "N"]:
-    """Returns log p(sentence | vector) of each sentence in nats, float32. Values are at most 0.
+    """Returns log p(sentence | vector) for each sentence in nats, float32. Values are at most 0.
 
     The result is a sum over the tokens of a sentence, EOS included. Sentences are cut as in
     `encoder.encode`.
 
     Args:
       sentences: Strings.
-      language: Language code of all sentences, or one code for each sentence.
-      vectors_NS: Semantic latent of each sentence, as in `generate`.
+      language: Language code for all sentences, or one code for each sentence.
+      vectors_NS: Semantic latent for each sentence, as in `generate`.
       per_token: Whether to divide by the number of tokens, so that long and short sentences are
         comparable.
       batch_size: Sentences per batch.
@@ -194,7 +194,7 @@ class Translator:
     batch_size: int = 64,
     on_cut: Callable[[int, int, int], None] | None = encoding.log_cut,
   ) -> Float[np.ndarray, "N 2"]:
-    """Returns log p(target | source's vector) and log p(source | target's vector) of each pair.
+    """Returns log p(target | source's vector) and log p(source | target's vector) for each pair.
 
     These values are the translation terms of the training loss. The vector is the mean of the
     semantic latent, and the language latent is zero. Translations score higher than unrelated
@@ -234,7 +234,7 @@ class Translator:
     return np.pad(vectors_NS, ((0, 0), (self._network.sentence_dim - semantic, 0)))
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
-    """Returns the row of the language table for each sentence."""
+    """Returns each sentence's row in the language table."""
     codes = input_texts.languages(language, count)
     # Check a single code even if no sentences are given.
     checked = {language} if isinstance(language, str) else set(codes)
@@ -277,12 +277,12 @@ def generate_tokens(
   Args:
     network: The network with the decoder and the vocabulary projection.
     params: The network's parameters.
-    sentence_BZ: The decoder's sentence input of each row.
-    languages_B: Language of each row, as an index in `vmsst.languages`.
+    sentence_BZ: The decoder's sentence input for each row.
+    languages_B: Language for each row, as an index in `vmsst.languages`.
     wanted_B: Whether to generate a sentence for each row; the remaining rows stay empty.
     length: Maximum tokens per row (T).
     eos_id: Id of the EOS token, or None.
-    pieces: Size of the vocabulary; the network's token table may have more rows.
+    pieces: Vocabulary size; the network's token table may have more rows.
   """
 
   def apply(*arrays: Any, method: str, **options: Any) -> Any:
@@ -339,7 +339,7 @@ def token_log_likelihoods(
   languages_B: Int[Array, "B"],
   sentence_BZ: Float[Array, "B Z"],
 ) -> Float[Array, "B"]:
-  """Returns log p(tokens | sentence vector, language) of each row, in nats, float32.
+  """Returns log p(tokens | sentence vector, language) for each row, in nats, float32.
 
   Training maximizes a weighted version of this sum over the tokens that are not padding. The
   softmax covers all rows of the network's token table.
@@ -347,9 +347,9 @@ def token_log_likelihoods(
   Args:
     network: The network with the decoder and the vocabulary projection.
     params: The network's parameters.
-    tokens_BT: Token ids of the sentences, EOS included; padding does not count.
-    languages_B: Language of each row, as an index in `vmsst.languages`.
-    sentence_BZ: The decoder's sentence input of each row.
+    tokens_BT: Token ids for the sentences, EOS included; padding does not count.
+    languages_B: Language for each row, as an index in `vmsst.languages`.
+    sentence_BZ: The decoder's sentence input for each row.
   """
 
   def projection(net: vmsst.BitranslationNetwork) -> vmsst.Projection:

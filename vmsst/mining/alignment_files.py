@@ -43,7 +43,7 @@ def lines(
     form: "tsv" for lines of score TAB source TAB target; "tmx"; or "vecalign" for lines such as
       `[3]:[3, 4]:0.810000`, in which sentence numbers start at 0. "tsv" and "tmx" omit untranslated
       sentences.
-    languages: Language codes of the source and the target, for "tmx".
+    languages: Language codes for the source and the target, for "tmx".
   """
   for x in alignments:
     if form == "vecalign":

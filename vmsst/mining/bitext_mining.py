@@ -51,7 +51,7 @@ def mine(
   gold: str | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> Mined:
-  """Returns pairs of lines that are likely translations.
+  """Returns pairs of lines that are likely to be translations of each other.
 
   Blank lines are skipped. If several lines differ only in white space, only the first is used.
 

@@ -42,9 +42,9 @@ class Alignment(NamedTuple):
   """Consecutive source sentences and the consecutive target sentences that translate them.
 
   Attributes:
-    source: Numbers of the source sentences, from 0; empty if the target sentence has no
+    source: Indices of the source sentences, starting at 0; empty if the target sentence has no
       translation.
-    target: Numbers of the target sentences; empty if the source sentence has no translation.
+    target: Indices of the target sentences; empty if the source sentence has no translation.
     score: Cosine of the two groups' vectors, after subtracting each document's mean. Random groups
       have a mean score of 0. If a group is empty, the score is 0.
   """

@@ -154,7 +154,7 @@ def _nearest(
     document: The documents.
     excluded_P: The pairs to exclude, at least one per query, as sorted integers, `height * query +
       document`.
-    height: Any number greater than all document numbers, to encode a pair as one integer.
+    height: Any integer greater than all document numbers, used to encode a pair as one integer.
     k: Documents per query.
   """
   row_N = np.asarray(query.row_N)

@@ -50,7 +50,7 @@ class Searcher:
     batch_size: int = 128,
     search: exact_search.Search = exact_search.search,
   ):
-    """Opens a corpus. Logs a warning if a different encoder computed its vectors.
+    """Opens a corpus. Logs a warning if a different encoder computed the corpus vectors.
 
     Args:
       encoder: The encoder that computed the vectors: an object with `encode_query(texts)` or
@@ -85,7 +85,7 @@ class Searcher:
     """Returns the lines nearest to each query by cosine, nearest first.
 
     Args:
-      queries: Texts to search for; their vectors are held in memory.
+      queries: Texts to search for; all query vectors are held in memory.
       count: Maximum number of lines per query. Use a small number.
 
     Raises:
@@ -135,9 +135,9 @@ def nearest_lines(
   """Returns the k lines nearest to each query.
 
   Args:
-    query_ND: Vectors of the queries.
+    query_ND: Query vectors.
     corpus: The text to search.
-    row_M: Rows of the lines to search.
+    row_M: Indices of the lines to search.
     k: Lines per query.
     search: Nearest-neighbor search.
   """

@@ -23,7 +23,7 @@ def search(
   k_target: int | None,
   /,
 ) -> exact_search.Both:
-  """The default `Search`. It uses accelerators if JAX finds any; otherwise, it uses NumPy."""
+  """A `Search` that uses accelerators if JAX finds any, and NumPy on the CPU otherwise."""
   on_cpu = jax.default_backend() == "cpu"
   return (exact_search.search if on_cpu else search_on_devices)(source, target, k_source, k_target)
 

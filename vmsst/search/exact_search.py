@@ -25,7 +25,7 @@ BLOCK_ROWS = 1 << 14
 _HELD_ROWS = 1 << 13  # Sources held in memory while all targets are read.
 _READ_ROWS = 1 << 11  # Targets per read.
 _TASK_ROWS = 1 << 11  # Sources per thread task. This number affects rounding.
-_GROUP = 32  # Scores per group. A group is skipped if none of its scores is high enough.
+_GROUP = 32  # Sources per group. Each target searches only the k groups with the best scores.
 _SEARCHING = threading.Lock()  # Lock held while BLAS is limited to one thread.
 # Maximum sources and maximum targets per block in `search_blocks`. Both are multiples of the number
 # of rows that a search reads at once. Sources are divided into at least 8 blocks if each block then
@@ -88,7 +88,7 @@ class Search(Protocol):
   def __call__(
     self, source: Selection, target: Selection, k_source: int, k_target: int | None, /
   ) -> Both:
-    """Returns the nearest targets of each source, and the nearest sources of each target.
+    """Returns the nearest targets for each source, and the nearest sources for each target.
 
     Args:
       source: N vectors.
@@ -107,7 +107,7 @@ def search(source: Selection, target: Selection, k_source: int, k_target: int | 
 
   Worker threads compute blocks of scores and select the scores that may be among the best. The
   calling thread merges these scores in order, so that the workers never wait for each other. If
-  several threads of a process search, they take turns.
+  several threads in a process search at the same time, they take turns.
   """
   forward = no_neighbors(len(source.row_N), k_source)
   backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
@@ -217,7 +217,7 @@ def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -
 def mutual_top_k(
   source_ND: Any, target_MD: Any, k: int, *, search: Search = search
 ) -> tuple[Neighbors, Neighbors]:
-  """Returns the k nearest targets of every source and the k nearest sources of every target.
+  """Returns the k nearest targets for every source and the k nearest sources for every target.
 
   This function is like `top_k` in both directions, but computes each cosine once. It also raises
   ValueError if there are no sources.
@@ -285,7 +285,7 @@ def no_neighbors(count: int, k: int) -> Neighbors:
 
 
 def merge(best: Neighbors, rows: np.ndarray | slice, new: Neighbors, start: int) -> None:
-  """Merges new neighbors of some rows into the best neighbors so far, in place.
+  """Merges new neighbors for some rows into the best neighbors so far, in place.
 
   `start` is added to the row numbers of the new neighbors. The resulting row numbers must exceed
   all earlier row numbers.

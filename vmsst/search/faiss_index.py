@@ -78,10 +78,10 @@ def default_factory(count: int, dimension: int) -> str:
   inverted lists. The number of lists is the smallest power of two that is at least 4 sqrt(count),
   such as 4,096 for a million vectors and 65,536 for 100 million.
 
-  For fewer than 10 million vectors, the code is `RaBitQ` after a random rotation, because it is
-  faster and more accurate at this size. For 10 million vectors or more, and for vectors with fewer
-  than 256 dimensions, the code is `PQ` with 64 bytes after an `OPQ` rotation, as in CCMatrix. If 64
-  does not divide the width, PQ uses the largest divisor below 64.
+  For fewer than 10 million vectors, the code is `RaBitQ` after a random rotation, because `RaBitQ`
+  is faster and more accurate than `PQ` at this size. For 10 million vectors or more, and for
+  vectors with fewer than 256 dimensions, the code is `PQ` with 64 bytes after an `OPQ` rotation, as
+  in CCMatrix. If 64 does not divide the width, PQ uses the largest divisor below 64.
   """
   if count < _FLAT_BELOW:
     return "Flat"
@@ -93,7 +93,7 @@ def default_factory(count: int, dimension: int) -> str:
 
 
 def library() -> Any:
-  """Returns the module faiss; raises InputError if it is not installed."""
+  """Returns the `faiss` module; raises InputError if the module is not installed."""
   # FAISS's threads synchronize thousands of times. With active waiting, idle threads take CPU time
   # from busy threads.
   os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -103,7 +103,7 @@ def library() -> Any:
 
 
 def new(factory: str, dimension: int) -> Any:
-  """Returns an empty index; raises InputError if FAISS cannot build it for this width."""
+  """Returns an empty index; raises InputError if FAISS cannot build an index with this width."""
   faiss = library()
   with _faiss_errors(f"factory {factory!r} does not suit vectors of width {dimension}"):
     return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)

@@ -46,7 +46,7 @@ def margin_pairs(
 ) -> Pairs:
   """Returns the pairs with the best margins (Artetxe and Schwenk, 2019).
 
-  A margin relates the cosine of a pair to the cosines of the nearest neighbors of both sentences.
+  A margin compares a pair's cosine with the cosines between each sentence and its neighbors.
   With mean(x, y) = (mean of cos(x, z) over the k nearest targets z of x
                      + mean of cos(z, y) over the k nearest sources z of y) / 2
   the score of x and y depends on `margin`:
@@ -136,11 +136,11 @@ def margin_scores(
   sentences: Sequence[np.ndarray] | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> np.ndarray:
-  """Returns the margin score of source i with target i, float64 [N].
+  """Returns the margin score for source i and target i, float64 [N].
 
   Args:
-    source_ND: Vectors of the sources.
-    target_ND: Vectors of the targets.
+    source_ND: Source vectors.
+    target_ND: Target vectors.
     neighbors: As in `margin_pairs`.
     margin: As in `margin_pairs`.
     sentences: Sentence ids for the source rows and for the target rows. Rows with the same id
@@ -167,7 +167,7 @@ def margin_scores(
 
 
 def cosines(source_ND: exact_search.Rows, target_ND: exact_search.Rows) -> np.ndarray:
-  """Returns the cosine of source i with target i, float64 [N]."""
+  """Returns the cosine between source i and target i, float64 [N]."""
   cosine_N = np.empty(len(source_ND))  # type: ignore[arg-type]
   for rows in exact_search.blocks(len(cosine_N)):
     units = (exact_search.unit_rows(np.asarray(x[rows])) for x in (source_ND, target_ND))

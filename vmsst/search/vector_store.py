@@ -103,7 +103,7 @@ class Vectors:
     return vector_ND
 
   def _read(self, index: int) -> np.ndarray:
-    """Returns all rows of a shard."""
+    """Returns all rows in a shard."""
     path, sha256 = self._paths[index], self._sha256[index]
     read = array_files.read_shard if storage.is_url(path) else _cached_shard
     return read(path, sha256)
