@@ -199,7 +199,7 @@ def test_npy_files_are_vectors_for_every_command(sides, tmp_path, capsys, monkey
     results.append([*(pathlib.Path(file).read_bytes() for file in files), capsys.readouterr().out])
   assert results[0] == results[1]
   assert cli.main(["search", x, y, f"{y}.npy"]) == 1
-  assert "y.txt.npy does not name its encoder: give --encoder" in capsys.readouterr().err
+  assert "y.txt.npy does not name its encoder; give --encoder" in capsys.readouterr().err
 
 
 def test_texts_and_queries_have_the_prompt_of_their_role_or_of_an_option(tmp_path, capsys):
