@@ -330,7 +330,9 @@ class Backend:
     if self.prompt_name is not None:
       if self.prompt_name not in prompts:
         choices = ", ".join(prompts) or "none"
-        raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; prompts of {path}: {choices}")
+        raise errors.InputError(
+          f"--prompt-name is {self.prompt_name!r}; prompts of {path}: {choices}"
+        )
       prompt = prompts[self.prompt_name]
     elif prompt is None and role:
       prompt = tokenizers.role_prompt(prompts, role)
