@@ -24,7 +24,7 @@ Keep = Callable[[suite.Result, suite.SeenTest], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A column of a table: the mean of one metric over some results of a benchmark.
+  """A column of a table: the mean of one metric over selected benchmark results.
 
   Attributes:
     benchmark: Name of the benchmark.

@@ -6,8 +6,8 @@ of token vectors or of a projection's input, `S` semantic latent, `G` language l
 latents (the input of a decoder), `V` vocabulary, `N` and `M` sentences of two pools, `P` a subset
 of sentences, or pairs, `F` distinct sentences, `C` a block of sentences or tokens, `Q` queries, `K`
 neighbors or negatives, `L` languages or labels, `R` rows, or source and target, `H` attention
-heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X`, `Y` or a letter in
-another sense defines it in its docstring.
+heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X` or `Y`, or gives a
+different meaning to one of the letters above, defines the letter in its docstring.
 
 Importing this package is fast, because each public name is imported when it is first used. Only
 training imports TensorFlow and seqio.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 # Matches `user:password@` in an address (but not the port in `http://host:9000/`), secret query
-# parameters, and tokens of the Hugging Face Hub.
+# parameters, and Hugging Face Hub tokens.
 _CREDENTIALS = re.compile(
   r"(?<=://)[^\s/?#'\"]*:(?!\d+/)[^\s?#'\"]+(?=@)"
   r"|(?:(?<=https://)|(?<=http://))[^\s/?#'\"]+(?=@)"
@@ -33,7 +33,7 @@ class InputError(ValueError):
   """
 
   def __init__(self, message: str):
-    """Removes credentials from the message, and the middle of messages over 3000 characters."""
+    """Removes credentials from the message, and shortens messages longer than 3000 characters."""
     message = without_credentials(message)
     if len(message) > _LONGEST:
       half = _LONGEST // 2
@@ -42,7 +42,7 @@ class InputError(ValueError):
 
 
 def without_credentials(text: str) -> str:
-  """Replaces credentials in addresses, and tokens of the Hugging Face Hub, by asterisks.
+  """Replaces URL credentials and Hugging Face Hub tokens with asterisks.
 
   >>> without_credentials("s3://key:secret@host/x and https://host/y?part=1&X-Amz-Signature=ab")
   's3://***@host/x and https://host/y?part=1&X-Amz-Signature=***'
@@ -52,11 +52,11 @@ def without_credentials(text: str) -> str:
 
 @contextlib.contextmanager
 def requires(extra: str, what: str) -> Iterator[None]:
-  """Converts the ImportError of an optional package to InputError with installation advice.
+  """Converts an ImportError for an optional package to an InputError with installation advice.
 
   Args:
-    extra: The extra of vmsst that installs the package.
-    what: The feature that needs the package, for the start of the message.
+    extra: The vmsst extra that installs the package.
+    what: The feature that needs the package; the message starts with this text.
   """
   try:
     yield
@@ -68,7 +68,7 @@ def requires(extra: str, what: str) -> Iterator[None]:
 
 
 def check(valid: bool, name: str, value: Any, required: str) -> None:
-  """Raises InputError unless `valid`. The message asks to set `name` to `required`."""
+  """Raises InputError unless `valid`. The message asks the user to set `name` to `required`."""
   if not valid:
     text = " ".join(repr(value).split())
     text = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}[...]"
@@ -84,10 +84,10 @@ def check_number(name: str, value: Any, interval: str = "(-inf, inf)") -> None:
 
 
 def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None = None) -> int:
-  """Converts an integer of Python or NumPy to a Python int.
+  """Converts a Python or NumPy integer to a Python int.
 
   Raises:
-    InputError: the value is not an integer (booleans are not) or out of range.
+    InputError: the value is out of range or not an integer; booleans are not accepted.
   """
   allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
   is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -1,8 +1,8 @@
-"""Fine-tunes an encoder on pairs of texts: builds a model, batches and an optimizer, and trains.
+"""Fine-tunes an encoder on text pairs: builds a model, batches and an optimizer, and trains.
 
 `gin/finetune.gin` builds its objects with the same functions. Fine-tuning imports neither
-TensorFlow nor seqio nor gin. All functions import what they need when they are called, because the
-command line reads the signature and the docstring of `finetune` for `--help`.
+TensorFlow nor seqio nor gin. The functions import their dependencies when they are called, because
+`vmsst finetune --help` imports this module to read the signature and docstring of `finetune`.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ Objective = Literal[
 _WITH_NEGATIVES = ("contrastive", "kl_divergence", "margin_mse")
 _WITH_SCORES = ("similarity", "cosine_mse", "kl_divergence", "margin_mse")
 _TAUGHT = ("distillation", "soft_contrastive")
-# Maximum number of held-out pairs per set for the computation of the loss.
+# The held-out loss is computed on at most this many pairs per set.
 _LOSS_PAIRS = 1000
 
 
@@ -71,68 +71,72 @@ def finetune(
   average: int = 1,
   seed: int = 0,
 ) -> "Encoder":
-  """Fine-tune an encoder on pairs of texts, such as translations or questions and answers.
+  """Fine-tune an encoder on text pairs, such as translations or questions and answers.
 
   Trains with AdamW. The learning rate rises during the first tenth of the steps and then falls to
-  0. To resume an interrupted run, repeat the call; steps, patience and slices may differ. `t5x
+  0. To resume an interrupted run, repeat the call; you may change steps, patience and slices. `t5x
   train --gin_file=finetune.gin` trains the same models with more options.
 
   Args:
-    encoder: Run, export, folder of sentence-transformers or name on the Hugging Face Hub; in
+    encoder: Training run, export, sentence-transformers folder or name on the Hugging Face Hub; in
       Python, also an encoder returned by `vmsst.load` or `Encoder.trim`.
-    pairs: File of pairs: TSV or JSONL with named columns (anchor, positive, negative_1, score ...,
-      as in datasets of sentence-transformers and FlagEmbedding), TSV of a pair and its hard
-      negatives, or the output of `vmsst mine`. In Python, also rows, such as a Hugging Face
-      dataset; or a list or dictionary of files, rows and `vmsst.TrainingSet`s. Each batch comes
-      from one set.
-    output: Folder of the run, for vmsst.load, vmsst export and vmsst eval; report.md has the
-      results.
-    dev: Held-out pairs, or a folder in BEIR's layout, to evaluate before and during training and to
-      keep the best checkpoint. Pairs are evaluated by retrieval in both directions, or by rank
+    pairs: File with text pairs. Supported are TSV or JSONL with named columns (anchor, positive,
+      negative_1, score ..., as in sentence-transformers and FlagEmbedding datasets), TSV where each
+      line is a pair followed by its hard negatives, and the output of `vmsst mine`. In Python, also
+      rows, such as a Hugging Face dataset, or a list or dictionary of files, rows and
+      `vmsst.TrainingSet` objects. By default, each batch comes from one set.
+    output: Folder for the run, which vmsst.load, vmsst export and vmsst eval can open. The file
+      report.md in this folder shows the results.
+    dev: Held-out pairs, or a folder in BEIR's layout. They are evaluated before and during training
+      to select the best checkpoint; pairs are evaluated by retrieval in both directions, or by rank
       correlation if they have scores. In Python, also a list or dictionary of sets, or a
-      `vmsst.RetrievalSet`. If omitted, the last checkpoint is the result.
+      `vmsst.RetrievalSet`. If omitted, the last checkpoint is selected.
     dev_metric: Metric of the report that selects the best checkpoint, such as accuracy/dev or
-      ndcg@10/nq (default: the mean of the first metric of all sets).
-    objective: Loss: contrastive compares a text with the other texts of the batch and all their
-      hard negatives; similarity ranks the cosines of pairs like their scores (CoSENT); cosine_mse
-      fits the cosines to the scores; kl_divergence and margin_mse match a cross-encoder's scores of
-      each pair and its hard negatives; distillation and soft_contrastive match the vectors or the
-      similarities of a teacher (Reimers and Gurevych 2020, Park et al. 2024); ems also predicts the
-      tokens of the translation (Mao et al. 2024), for encoders with mean pooling.
+      ndcg@10/nq (default: the mean over all sets of each set's first metric).
+    objective: Training loss. contrastive: makes a text more similar to its positive than to the
+      other texts in the batch and all their hard negatives. similarity: makes the cosines of pairs
+      follow the order of their scores (CoSENT). cosine_mse: fits the cosines to the scores.
+      kl_divergence, margin_mse: match a cross-encoder's scores for each pair and its hard
+      negatives. distillation: matches a teacher's vectors (Reimers and Gurevych 2020).
+      soft_contrastive: matches a teacher's similarities (Park et al. 2024). ems: contrastive, and
+      also predicts the tokens of the translation (Mao et al. 2024); requires mean pooling.
     negatives: Maximum hard negatives per pair (default: all).
-    teacher: Encoder to learn from; its vectors of the pairs are written to OUTPUT/teacher. Or a
-      folder of vectors written by `vmsst data embed`.
+    teacher: Encoder to learn from, or a folder with its vectors from `vmsst data embed`. If you
+      give an encoder, its vectors for the pairs are written to OUTPUT/teacher.
     languages: Language codes of the first and the second text of a pair.
-    roles: Roles of the two texts of a pair, query or document, to choose the encoder's prompts
-      (default: by the column names, otherwise the prompt of `encode`).
+    roles: Roles of the two texts of a pair, query or document, which select the encoder's prompts.
+      If omitted, the column names determine the roles; texts without a role get the prompt that
+      `encode` uses.
     prompts: Prompts for the first and the second text of a pair, instead of the encoder's prompts;
       the tuned encoder stores them.
-    sampling_power: Sets are sampled in proportion to this power of their size.
+    sampling_power: Each set is sampled in proportion to its size raised to this power.
     mixed: Mix the rows of all sets in each batch.
-    steps: Training steps.
+    steps: Number of training steps.
     batch_size: Pairs per batch.
-    learning_rate: Highest learning rate. Static encoders need a far higher one, such as 0.01.
-    max_length: Maximum tokens per text, in training and later (default: as in the encoder, but at
-      most 128).
+    learning_rate: Peak learning rate. Static encoders need a far higher rate, such as 0.01.
+    max_length: Maximum number of tokens per text, for training and for the tuned encoder (default:
+      the encoder's maximum, but no more than 128).
     eval_every: Steps between evaluations and checkpoints.
     patience: Stop after this many evaluations without improvement (default: never).
     matryoshka_dims: Also train vectors truncated to these dimensions.
     matryoshka_layers: Also train the encoder truncated to these numbers of layers.
-    slices: Slices of a batch, for batches that do not fit into memory (gradient caching).
-    freeze_tokens: Freeze the token table. It has most parameters of a multilingual encoder.
-    lora_rank: Train only low-rank updates of the kernels with this rank (LoRA), to save memory; the
-      tuned encoder includes the updates (default: train all parameters).
-    compute_dtype: Dtype of the activations in training; parameters and the tuned encoder stay
-      float32.
-    average: Number of checkpoints to average: the best ones, or without dev the last ones.
-    seed: Seed of dropout and of the order of the pairs.
+    slices: Number of slices to split each batch into if it does not fit into memory (gradient
+      caching).
+    freeze_tokens: Freeze the token table, which holds most of a multilingual encoder's parameters.
+    lora_rank: Rank of the kernel updates to train instead of all parameters, to save memory (LoRA).
+      The tuned encoder includes the updates (default: no LoRA).
+    compute_dtype: Dtype of the activations during training. The parameters and the tuned encoder
+      stay in float32.
+    average: Number of checkpoints to average: the best checkpoints, or the last checkpoints if dev
+      is omitted.
+    seed: Random seed for dropout and for the order of the pairs.
 
   Returns:
     The tuned encoder.
 
   Raises:
-    InputError: a file, an option or the encoder cannot be used, or `output` is in use, has
-      unrelated files, or is a run with other arguments.
+    InputError: a file, an option or the encoder cannot be used; or `output` is in use, contains
+      unrelated files, or contains a run with different arguments.
     SystemExit: SIGTERM stopped the training; a checkpoint was written.
   """
   options = dict(locals())
@@ -171,7 +175,7 @@ def finetune(
   errors.check(batch_size % slices == 0, "slices", slices, f"a divisor of batch_size={batch_size}")
   for name in ("patience", "dev_metric"):
     if options[name] is not None and dev is None:
-      raise errors.InputError(f"{name} needs pairs to evaluate on; give dev")
+      raise errors.InputError(f"{name} needs pairs to evaluate on; set dev")
   storage.check_local(output, "the folder of a fine-tuning")
   folder = pathlib.Path(output).expanduser().absolute()
   start, unsaved = os.path.join(outputs.work_path(folder, is_folder=True), "start"), None
@@ -180,7 +184,7 @@ def finetune(
     encoder = loading.load(start)
   elif encoder.path is not None and encoder.prompt is None:
     start = encoder.path
-  else:  # No folder has the trimmed encoder or the prompt of `with_prompt`, so save it later.
+  else:  # No folder contains a trimmed encoder or a changed prompt, so save it later.
     unsaved = encoder
   max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
@@ -197,18 +201,18 @@ def finetune(
       f"{' and '.join(_TAUGHT)}, and only for them"
     )
   if lora_rank is not None and "ems" in objectives:
-    raise errors.InputError("LoRA does not train the heads of EMS; omit lora_rank")
+    raise errors.InputError("LoRA does not train the EMS heads; omit lora_rank")
   inputs["pairs"] = {entry.name: {"name": entry.name, "digest": entry.digest} for entry in sets}
   held_out: dict[str, Any] = {}
   if dev is not None:
     held_out = open_dev_sets(dev, vocabulary, objective=objective, **fields)
     inputs["dev"] = {name: {"name": name, "digest": x.digest} for name, x in held_out.items()}
-  vectors = None  # folder of the teacher's vectors
+  vectors = None  # folder with the teacher's vectors
   if teacher is not None:
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
-  # Show the loss of held-out pairs if the run has the parameters for their objective.
+  # Report the loss of held-out pairs if the run can compute their objective.
   computable = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
-  if vectors is not None:  # the folder has no teacher vectors of held-out pairs
+  if vectors is not None:  # the folder has no teacher vectors for held-out pairs
     computable -= {*_TAUGHT}
   pair_sets = [entry for entry in held_out.values() if isinstance(entry, training_sets.OpenSet)]
   with_loss = [entry for entry in pair_sets if entry.settings.objective in computable]
@@ -226,7 +230,7 @@ def finetune(
       _add_teacher_vectors(students, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
-    # The first network is trained. The second describes the saved encoder, in float32.
+    # The first network is for training. The second network describes the saved encoder in float32.
     networks = [
       starting_encoders.with_options(network, dropout_rate=0.1, dtype=dtype, scan_layers=True)
       for dtype in (compute_dtype, "float32")
@@ -331,8 +335,9 @@ def open_sets(
   Args:
     data: See `finetune`.
     vocabulary: Vocabulary of the encoder.
-    objective: Default loss of a set; if several are given, the first one.
-    default: Name of a set that consists of rows instead of a file.
+    objective: Objective for sets that do not set one. If this is a sequence, its first entry is
+      used.
+    default: Name for a set that consists of rows instead of a file.
     **options: Fields of `TrainingSet` for sets that are files or rows.
 
   Raises:
@@ -356,9 +361,10 @@ def open_sets(
       if opened.table.columns["scores"].shape[1] == 1:
         raise errors.InputError(
           f"{name}: the objective {loss!r} ignores scores and labels; use 'similarity', or "
-          "remove pairs that do not belong together, and then the column"
+          "remove the pairs that do not match and then the column"
         )
-      # With hard negatives, these are a teacher's scores. They do not label the pair, so drop them.
+      # If there are hard negatives, the scores come from a teacher. They do not label the pair, so
+      # drop the column.
       del opened.table.columns["scores"]
     sets.append(opened)
   return sets
@@ -369,7 +375,8 @@ def open_dev_sets(
 ) -> dict[str, Any]:
   """Reads held-out sets for `vmsst.train.dev_sets.DevSets`; see `open_sets`.
 
-  Held-out pairs need no teacher scores: objectives that need them are evaluated as "contrastive".
+  Held-out pairs need no teacher scores, because objectives that require teacher scores in training
+  are evaluated as "contrastive".
   """
   from vmsst.data import retrieval_sets, training_sets
 
@@ -392,7 +399,7 @@ def open_dev_sets(
 
 
 def role_prompts(vocabulary: Any) -> "dict[Role | None, str]":
-  """Returns an encoder's prompts for queries, for documents and for other texts (None)."""
+  """Returns an encoder's prompts by role. The key None stands for texts without a role."""
   from vmsst.formats import tokenizers
 
   prefix = getattr(vocabulary, "prefix", "")
@@ -401,12 +408,12 @@ def role_prompts(vocabulary: Any) -> "dict[Role | None, str]":
 
 
 def without_prompt(vocabulary: Any) -> Any:
-  """Returns a vocabulary without a prompt before texts."""
+  """Returns a vocabulary that adds no prompt to texts."""
   return vocabulary.with_prefix("") if getattr(vocabulary, "prefix", "") else vocabulary
 
 
 def with_prompts(vocabulary: Any, sets: "Sequence[OpenSet]") -> Any:
-  """Returns a vocabulary with the prompts of training sets instead of the encoder's prompts.
+  """Returns a vocabulary with the training sets' prompts instead of the encoder's prompts.
 
   Raises:
     InputError: the vocabulary does not support prompts.
@@ -440,27 +447,27 @@ def model(
   matryoshka_layers: Sequence[int] = (),
   **options: Any,
 ) -> Any:
-  """Builds the model that fine-tunes an encoder.
+  """Builds the model for fine-tuning an encoder.
 
   Args:
     objective: See `finetune`; a sequence if sets have different objectives.
     network: The encoder, a `SentenceEncoder`.
     vocabulary: Vocabulary of the encoder.
-    optimizer: An optimizer of `vmsst.train`.
-    negatives: Whether pairs have hard negatives. Sources are then compared with targets and
-      negatives, but targets are not compared with sources.
-    scale: Factor on every cosine; not used by "distillation".
+    optimizer: An optimizer from `vmsst.train`.
+    negatives: Whether pairs have hard negatives. If true, the loss compares sources with targets
+      and negatives, but does not compare targets with sources.
+    scale: Factor for every cosine; "distillation" does not use it.
     margin: Margin to subtract from the cosine of a pair, for "contrastive" (LaBSE's additive
       margin).
-    temperature: Divisor of a teacher's scores, for "kl_divergence".
+    temperature: Divisor for a teacher's scores, for "kl_divergence".
     contrastive_weight: Weight of an additional contrastive loss, for "kl_divergence" and
       "margin_mse".
     matryoshka_dims: Also train vectors truncated to these dimensions.
     matryoshka_layers: Also train the encoder truncated to these numbers of layers.
-    **options: Further options of the model, such as `max_length` and `embedding_slices`.
+    **options: Further model options, such as `max_length` and `embedding_slices`.
 
   Raises:
-    InputError: the objective does not suit the encoder.
+    InputError: the objective does not support this encoder.
   """
   from ems_jax.models import distillation, ems, soft_contrastive
   from ems_jax.networks import ems as ems_network
@@ -494,9 +501,9 @@ def model(
       case "ems":
         if network.pooling != "mean" or network.head or network.pooler_dim is not None:
           raise errors.InputError(
-            f"EMS trains the mean of token states; this encoder has the pooling "
-            f"{network.pooling!r}, head {network.head} and pooler_dim {network.pooler_dim}: choose "
-            "another encoder or objective"
+            "EMS requires mean pooling without a head or pooler; this encoder has "
+            f"pooling={network.pooling!r}, head={network.head} and "
+            f"pooler_dim={network.pooler_dim}; choose another encoder or objective"
           )
         ems_net = ems_network.EmsNetwork(config=network.config, share_embedding=True)
         return ems.EmsModel(**{**cosine_options, "network": ems_net}, normalize=network.normalize)
@@ -527,11 +534,11 @@ def optimizer(
   """Builds AdamW with gradient clipping.
 
   Args:
-    schedule: Maps a step to its learning rate.
+    schedule: Function that takes a step and returns its learning rate.
     frozen: Regular expressions for the names of frozen parameters.
-    lora_rank: Rank of LoRA's updates of kernels. LoRA freezes all other parameters (default: no
-      LoRA).
-    lora_alpha: Alpha of LoRA (default: twice the rank).
+    lora_rank: Rank of LoRA's kernel updates. LoRA freezes all parameters except the kernels
+      (default: no LoRA).
+    lora_alpha: LoRA's factor alpha (default: twice the rank).
     lora_targets: Regular expressions for the names of the kernels that LoRA trains.
     row_wise: Update only the rows of the token table that a batch uses; see
       `vmsst.train.row_wise.RowWise`.
@@ -550,7 +557,7 @@ def optimizer(
 
 
 def assignment_map() -> list[tuple[str, str | None]]:
-  """Returns the parameters that a run reads from its starting encoder: all but EMS's heads."""
+  """Returns the map for reading the starting encoder: all parameters except EMS's heads."""
   return [
     ("state/.*|target/(xtr_|language_embedder|projection).*", None),
     ("target/.*", "\\g<0>"),
@@ -558,7 +565,7 @@ def assignment_map() -> list[tuple[str, str | None]]:
 
 
 def _teacher(teacher: str) -> tuple[Any, str | None]:
-  """Returns the identity of a teacher, and the folder if `teacher` is a folder of its vectors."""
+  """Returns a teacher's identity, and the vector folder if `teacher` is a folder with vectors."""
   from vmsst.encoder import encoding, loading
   from vmsst.formats import encoder_json
   from vmsst.io import manifest
@@ -566,7 +573,7 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
   folder = os.path.abspath(os.path.expanduser(teacher))
   record = os.path.join(folder, manifest.NAME)
   description = os.path.join(folder, encoder_json.ENCODER_FILE)
-  if os.path.isfile(record) and not os.path.isfile(description):  # a run has both files
+  if os.path.isfile(record) and not os.path.isfile(description):  # A run has both files.
     return manifest.read(folder).inputs.get("encoder"), folder
   return encoding.identity(loading.load(teacher), teacher), None
 
@@ -574,10 +581,10 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
 def _add_teacher_vectors(
   sets: "Sequence[OpenSet]", teacher: str, vectors: str | None, folder: pathlib.Path, identity: Any
 ) -> None:
-  """Adds a teacher's vectors to sets. If `vectors` is None, they are computed first.
+  """Adds a teacher's vectors to training sets. If `vectors` is None, computes the vectors first.
 
   Raises:
-    InputError: the vectors do not belong to the files of the sets.
+    InputError: the vectors were not computed from the files of the training sets.
   """
   from vmsst.data import training_sets
   from vmsst.encoder import encoding, loading
@@ -609,7 +616,7 @@ def _add_teacher_vectors(
 
 
 def _report(folder: pathlib.Path, averaged: dict[str, float] | None) -> str:
-  """Formats the results of a run as Markdown; `of_average` has metrics of averaged checkpoints."""
+  """Formats the results of a run as Markdown. `averaged`: metrics of the averaged checkpoints."""
   from vmsst.formats import t5x
   from vmsst.train import dev_sets
 

@@ -1,8 +1,9 @@
 """Reads and writes users' files, on this machine or in an object store (`gs://`, `s3://`).
 
-The package fsspec accesses the stores. Each store needs an extra (`vmsst[gcs]`, `vmsst[s3]`). A
-store has no folders and cannot rename objects, but an object appears only when it is complete. If
-several objects belong together, the last object therefore marks the others as complete.
+This module accesses the stores through fsspec. Each store needs an extra (`vmsst[gcs]`,
+`vmsst[s3]`). A store has no folders and cannot rename objects, but an object appears only when it
+is complete. If several objects belong together, the object written last therefore marks the group
+as complete.
 
 Import this module before etils.epath opens a URL. It makes epath use fsspec instead of TensorFlow,
 so that Orbax and this library see the same files.
@@ -48,7 +49,7 @@ os.environ.setdefault("EPATH_USE_TF", "false")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path is in an object store, with a scheme such as `gs://`."""
+  """Returns whether a path is the URL of an object store, such as `gs://bucket/name`."""
   return re.match(r"[A-Za-z][\w+.-]*://", os.fspath(path)) is not None
 
 
@@ -75,16 +76,16 @@ def path(location: str | os.PathLike[str]) -> "Path":
 def filesystem(url: str) -> Any:
   """Returns the fsspec file system of a URL. Its methods raise InputError if the store fails.
 
-  FileNotFoundError and FileExistsError remain unchanged. The file system does not cache listings,
-  because other processes, and TensorStore in this process, also write.
+  FileNotFoundError and FileExistsError are not converted. The file system does not cache listings,
+  because other processes, and TensorStore in this process, also write to the store.
 
   Raises:
-    InputError: the scheme is unknown, or its package is not installed; the message has the fix.
+    InputError: the scheme is unknown, or its package is not installed; the message shows the fix.
   """
   import fsspec
 
   scheme = url.split("://")[0]
-  for name in _SCHEMES:  # global options, because epath creates separate file systems
+  for name in _SCHEMES:  # global, because epath creates its own file systems
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
   logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # gcsfs logs errors that it also raises
   try:
@@ -93,13 +94,13 @@ def filesystem(url: str) -> Any:
     extra = STORES.get(scheme)
     advice = f"pip install 'vmsst[{extra}]'" if extra else str(error)
     raise errors.InputError(f"{url}: no package for {scheme}:// is installed; {advice}") from None
-  except ValueError as error:  # an unknown scheme
+  except ValueError as error:  # The scheme is unknown.
     raise errors.InputError(f"{url}: {error}") from None
   return _Store(url, fsspec.filesystem(scheme))
 
 
 class _Store:
-  """Wraps a file system or an open file of fsspec to raise InputError."""
+  """Wraps an fsspec file system or an open fsspec file to raise InputError."""
 
   def __init__(self, url: str, system: Any):
     self._url = url
@@ -136,7 +137,7 @@ def check_local(path: str | os.PathLike[str], what: str) -> None:
 
 
 def names(folder: str | os.PathLike[str]) -> set[str]:
-  """Returns the names of the entries of a folder; the set is empty if the folder does not exist."""
+  """Returns the names of the entries in a folder, or an empty set if the folder does not exist."""
   if not is_url(folder):
     return set(os.listdir(folder)) if os.path.isdir(folder) else set()
   url = os.fspath(folder).rstrip("/")
@@ -180,13 +181,13 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
 
 
 def refuse(error: OSError) -> None:
-  """Raises InputError if an existing folder cannot be listed; `os.walk` would silently skip it."""
+  """Raises InputError if an existing folder cannot be listed. `os.walk` would silently skip it."""
   if not isinstance(error, FileNotFoundError):
     raise errors.InputError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
 def files_below(folder: str | os.PathLike[str], *, through_links: bool = False) -> list[str]:
-  """Returns the names of the files below a folder, relative to it; none if it does not exist.
+  """Returns the relative paths of all files below a folder. A missing folder has no files.
 
   Args:
     folder: The folder.
@@ -210,7 +211,7 @@ def files_below(folder: str | os.PathLike[str], *, through_links: bool = False) 
     return files
   system = filesystem(os.fspath(folder))
   root = system._strip_protocol(os.fspath(folder)).rstrip("/")
-  # S3 consoles mark folders by objects with a slash at the end of the name.
+  # S3 consoles represent a folder by an object with a slash at the end of its name.
   return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
 
 
@@ -229,7 +230,7 @@ def is_file(path: str | os.PathLike[str]) -> bool:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-  """Returns an absolute path for other processes, or the URL; `~` is expanded."""
+  """Returns an absolute path with `~` expanded. URLs are returned unchanged."""
   return os.fspath(path) if is_url(path) else os.path.abspath(os.path.expanduser(path))
 
 
@@ -244,7 +245,8 @@ def version(path: str | os.PathLike[str]) -> object:
   """Returns a value that changes when a file is written.
 
   For a local file, the value consists of the size, the modification time and the status change
-  time. `rsync -t` and `cp -p` can only reset the modification time.
+  time. The status change time detects writes by `rsync -t` and `cp -p`, which reset the
+  modification time.
   """
   if is_url(path):
     return str(filesystem(os.fspath(path)).ukey(os.fspath(path)))
@@ -280,7 +282,7 @@ def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> No
 
 
 def write(url: str, content: bytes) -> None:
-  """Writes an object."""
+  """Writes bytes to an object."""
   filesystem(url).pipe_file(url, content)
 
 
@@ -306,9 +308,9 @@ def download(url: str, target: pathlib.Path) -> None:
 
 
 def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns the local path of an object below a folder."""
+  """Returns the local path below `folder` for an object's name."""
   if ".." in name.split("/"):
-    raise errors.InputError(f"{name} has a part named .. and cannot be copied; rename the object")
+    raise errors.InputError(f"{name} contains a folder named .. and cannot be copied; rename it")
   return folder / name.lstrip("/")
 
 
@@ -316,7 +318,8 @@ def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
 def local_copy(location: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields the path of a file or folder, or of a temporary local copy if it is in a store.
 
-  The path of the copy contains all folder names of the URL. Error messages show the URL instead.
+  The path of the copy contains all folder names in the URL. Error messages show the URL instead of
+  the temporary path.
 
   Raises:
     InputError: the file or folder cannot be read.
@@ -338,7 +341,7 @@ def local_copy(location: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
 
 @functools.cache
 def cached_copy(path: str) -> str:
-  """Returns a local path of a file. A file in a store is copied once per process.
+  """Returns a local path for a file. A file in a store is copied once per process.
 
   Raises:
     InputError: the file cannot be read.
@@ -360,7 +363,7 @@ def process_folder() -> str:
 
 @contextlib.contextmanager
 def rename_in_errors(local: str, original: str) -> Iterator[None]:
-  """Replaces a temporary path by the user's path in the messages of InputError."""
+  """Replaces a temporary path with the user's path in InputError messages."""
   try:
     yield
   except errors.InputError as error:
@@ -375,7 +378,7 @@ def upload(local: pathlib.Path, url: str) -> None:
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
   """Reads ranges of an object: `size` bytes from each start.
 
-  Nearby ranges are read in one request, because a request takes longer than reading the gap.
+  Nearby ranges are read in one request, because a second request takes longer than reading the gap.
   """
   from fsspec import utils
 
@@ -394,7 +397,7 @@ def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
   A lost connection to a store raises InputError, so that it does not look like a truncated file.
   """
   if is_url(path):
-    # fsspec's files lack `readline` with a maximum length; BufferedReader adds it.
+    # fsspec's files do not support `readline` with a maximum length, but BufferedReader does.
     url = os.fspath(path)
     return io.BufferedReader(_Store(url, filesystem(url).open(url, "rb")), _BUFFER)
   return open(path, "rb")

@@ -1,1 +1,1 @@
-"""Losses of EMS and related models, as pure functions of arrays."""
+"""Losses for EMS and related models, as pure functions of arrays."""

@@ -1,7 +1,7 @@
-"""Distillation of sentence vectors: a student learns the vectors or the similarities of a teacher.
+"""Distillation of sentence vectors: a student learns a teacher's vectors or similarities.
 
-Scores of teacher and student are cosines divided by the same temperature tau, computed by
-`vmsst.losses.contrastive.similarity` with `cosine=True` and `scale` 1 / tau.
+Teacher and student scores are cosines divided by the same temperature tau. Callers compute these
+scores with `vmsst.losses.contrastive.similarity`, using `cosine=True` and `scale=1 / tau`.
 
 In equations 2, 4 and 6 of the soft contrastive paper, the labels w(i, n) sum to 1 over n. The paper
 uses the same labels in the second direction, where they need not sum to 1 over the candidates of a
@@ -22,16 +22,18 @@ from jaxtyping import Array, Float
 def mse(
   source_BS: Float[Array, "B S"], target_BS: Float[Array, "B S"], teacher_BS: Float[Array, "B S"]
 ) -> Float[Array, "B"]:
-  """Returns the squared error of both sides of each pair from the teacher's vector of the source.
+  """Returns the squared error between both sides of each pair and the teacher's source vector.
 
   loss_i = 1/S |teacher(s_i) - student(s_i)|^2 + 1/S |teacher(s_i) - student(t_i)|^2
 
-  The loss is a sum over both sides, as in the paper, and a mean over dimensions, as in its code.
+  The loss is a sum over both sides, as in the paper, and a mean over dimensions, as in the paper's
+  code.
 
   Args:
-    source_BS: The student's vectors of the sources.
-    target_BS: The student's vectors of their translations.
-    teacher_BS: The teacher's vectors of the sources, of the same width; they get no gradient.
+    source_BS: The student's vectors for the sources.
+    target_BS: The student's vectors for the translations of the sources.
+    teacher_BS: The teacher's vectors for the sources, with the same width; they receive no
+      gradient.
   """
   teacher_BS = jax.lax.stop_gradient(teacher_BS.astype(jnp.float32))
   return _squared_error(source_BS, teacher_BS) + _squared_error(target_BS, teacher_BS)
@@ -42,7 +44,7 @@ def _squared_error(x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Floa
 
 
 class Labels(NamedTuple):
-  """Weight of pair j as the answer to pair i.
+  """Weights of pair j as the answer to pair i.
 
   Attributes:
     row_BB: Weights if rows (sources) are the queries.
@@ -54,17 +56,18 @@ class Labels(NamedTuple):
 
 
 def hard_labels(batch: int) -> Labels:
-  """Returns labels with translations as the only answers (equation 3)."""
+  """Returns labels in which only the translations have weight (equation 3)."""
   return Labels(jnp.eye(batch), jnp.eye(batch))
 
 
 def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) -> Labels:
-  """Returns labels from a teacher (equations 4 and 5), without gradient.
+  """Returns labels computed from a teacher's scores (equations 4 and 5), without gradient.
 
   Args:
-    score_BB: The teacher's score of every two pairs: between their sides in the language with the
-      higher priority, or the mean over both sides.
-    row_normalized: Whether both directions use labels that sum to 1 over the targets of a source.
+    score_BB: The teacher's score for every two pairs, computed from the sides in the language with
+      the higher priority or averaged over both sides.
+    row_normalized: Whether to use, in both directions, the labels that sum to 1 over each source's
+      targets.
   """
   score_BB = jax.lax.stop_gradient(score_BB.astype(jnp.float32))
   row_BB = jax.nn.softmax(score_BB, axis=1)
@@ -74,7 +77,7 @@ def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) 
 
 
 def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[Array, "B"]:
-  """Returns the loss of each pair, summed over both directions, in nats (equation 2 is its mean).
+  """Returns the loss of each pair, summed over both directions, in nats (equation 2 is the mean).
 
   loss_k = -sum_j row_kj log softmax_n(score_kn)_j - sum_i column_ik log softmax_n(score_nk)_i
 
@@ -89,16 +92,16 @@ def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[A
 def monolingual_loss(
   source_BB: Float[Array, "B B"], target_BB: Float[Array, "B B"], labels: Labels
 ) -> Float[Array, "B"]:
-  """Returns the loss of each pair within each of its two languages, in nats (equation 6).
+  """Returns the monolingual loss of each pair, summed over its two sides, in nats (equation 6).
 
   loss_k = -sum_i column_ik (log softmax_n(source_nk)_i + log softmax_n(target_nk)_i)
 
-  As in the equation, each side has one direction, and a sentence is one of its own candidates. TCM
-  is lambda times `cross_lingual_loss` plus this loss (equation 7).
+  As in the equation, the loss has one direction per side, and each sentence is one of its own
+  candidates. The TCM loss is lambda times `cross_lingual_loss` plus this loss (equation 7).
 
   Args:
-    source_BB: The student's score of every two sources.
-    target_BB: The student's score of every two targets.
+    source_BB: The student's score for every two sources.
+    target_BB: The student's score for every two targets.
     labels: The target distributions.
   """
   return _column_loss(source_BB, labels) + _column_loss(target_BB, labels)

@@ -1,9 +1,9 @@
 """Translation ranking: additive margin softmax (AMS).
 
-With AMS, translations must outscore other sentences by a margin. Without a margin it is the
-contrastive loss of EMS (EMS paper, section III-C, equation 8), on the cosines of the outputs of the
-projection head. The denominators only include sentences of the other side: sentences of the
-same side are not negatives.
+With AMS, translations must outscore other sentences by a margin. With a margin of 0, AMS is the
+contrastive loss in EMS (EMS paper, section III-C, equation 8), which compares the outputs of the
+projection head by cosine. Negatives come only from the opposite side: the negatives of a source are
+targets, and the negatives of a target are sources.
 
 References: Chidambaram et al. 2019; Yang et al. 2019 (AMS); Feng et al. 2022
 (LaBSE, margin 0.3, scale 100); the EMS paper, section V (LaBSE-EMS, margin 0.3, scale 10).
@@ -26,8 +26,8 @@ def additive_margin_softmax(
   Args:
     cosine_BB: Cosines of every source (rows) with every target (columns), translations on the
       diagonal.
-    margin: Subtracted from the cosine of a pair.
-    scale: Factor on every score, the inverse of a temperature.
+    margin: Subtracted from the cosine of each pair.
+    scale: Factor applied to every score; the inverse of the temperature.
 
   Examples:
     >>> loss_B = additive_margin_softmax(jnp.eye(2), margin=0.3, scale=10.0)

@@ -1,21 +1,21 @@
 """Cross-lingual token-level reconstruction (XTR): sentence vectors predict tokens of translations.
 
 The target distribution of a sentence covers a few tokens. Its KL divergence from a softmax needs
-only the softmax's log-sum and the logits of those tokens:
+only the softmax's log-normalizer and the logits of these tokens:
 
   KL(p || softmax(x)) = sum_w p(w) log p(w) + logsumexp(x) sum_w p(w) - sum_w p(w) x_w
 
-Each sentence has one row of logits, not one per token, and no row of targets. Logits exist for a
-few sentences at a time, and their gradients are computed in the forward pass (see
+Each sentence needs one row of logits, instead of one per token, and no row of targets. At any time,
+logits exist for only a few sentences, and their gradients are computed in the forward pass (see
 `vmsst.losses.vocabulary`). The results are exact.
 
-A target distribution is a list of tokens with their shares, never an array of vocabulary size. If a
-token occurs twice, its shares add up. The paper does not define the length of a sentence;
-here it is the number of its tokens, including unknown ones, without padding. EMS's vocabulary has
-neither BOS nor EOS. For vocabularies that do (<s> and </s>, [CLS] and [SEP]), `special_ids`
-excludes them, because they carry no information about the sentence.
+A target distribution is stored as a list of tokens with their shares of the probability, never as
+an array of vocabulary size. If a token occurs twice, its shares add up. The paper does not define
+sentence length; this module counts all tokens, including unknown tokens, but no padding. EMS's
+vocabulary has neither BOS nor EOS. If a vocabulary has such tokens (<s> and </s>, [CLS] and [SEP]),
+`special_ids` excludes them, because they carry no information about the sentence.
 
-Axes: `E` input of the vocabulary projection, `C` sentences of one chunk, `N` chunks.
+Axes: `E` input of the vocabulary projection, `C` sentences per chunk, `N` chunks.
 
 References: the EMS paper, section III-B; Mao et al. 2021 (arXiv 2105.13856) for UGT.
 """
@@ -48,7 +48,7 @@ class TokenTargets(NamedTuple):
 
 
 def is_word(tokens: Int[Array, "... T"], special_ids: Sequence[int]) -> Bool[Array, "... T"]:
-  """Returns True at tokens that are neither padding nor one of `special_ids`."""
+  """Returns True at tokens that are neither padding nor in `special_ids`."""
   return ~jnp.isin(tokens, jnp.array((arrays.PAD_ID, *special_ids)))
 
 
@@ -57,10 +57,10 @@ def xtr_targets(
 ) -> TokenTargets:
   """Returns the token distribution of each sentence: p(w) = N_w / |S| (EMS paper, equation 7).
 
-  In a sentence without tokens, all shares are 0.
+  If a sentence has no tokens, all its shares are 0.
 
   Args:
-    tokens_BT: The sentence to predict, the other side of the pair; 0 is padding.
+    tokens_BT: Tokens of the sentence to predict, which is the other side of the pair; 0 is padding.
     special_ids: Ids in addition to padding that do not count as tokens, such as BOS and EOS.
     count_repeats: If False, a token has the share 1 / |S| however often it occurs, as in the
       released code; shares may then sum to less than 1.
@@ -75,16 +75,16 @@ def xtr_targets(
 
 
 def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTargets:
-  """Returns targets of the unified generative task: half other sentence, half masked token.
+  """Returns unified generative task targets: half from the other sentence, half the masked token.
 
   p(w) = 1/2 p_xtr(w) + 1/2 [w = masked token]
 
-  The code released with Mao et al. 2021 has the same weights. It masks one random token in one
-  sentence of a pair. The sentence without a mask keeps the XTR targets.
+  The weights are the same as in the code released with Mao et al. 2021. That code masks one random
+  token in one sentence of a pair. The sentence without a mask keeps its XTR targets.
 
   Args:
     targets: The XTR targets, [B, T].
-    masked_B: The masked token of the encoded sentence (the one that predicts `targets`); 0 if it
+    masked_B: The masked token in the encoded sentence, which predicts `targets`; 0 if the sentence
       has no mask.
 
   Returns:
@@ -99,7 +99,7 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
 
 
 def negative_entropy(targets: TokenTargets) -> Float[Array, "B"]:
-  """Returns sum_w p(w) log p(w) of each distribution, in nats."""
+  """Returns sum_w p(w) log p(w) for each distribution, in nats."""
   # Summing share * log(p of its token) over positions adds up the shares of each token.
   same_BTT = targets.tokens_BT[:, :, None] == targets.tokens_BT[:, None, :]
   probability_BT = jnp.sum(jnp.where(same_BTT, targets.share_BT[:, None, :], 0.0), axis=2)
@@ -118,25 +118,26 @@ def weighted_kl(
 ) -> tuple[Float[Array, ""], Float[Array, "B"]]:
   """Returns sum_b weights_b * KL(p_b || softmax(h_b W)), and each sentence's KL, in nats.
 
-  One direction of equation 6 of the EMS paper: h is the activated vector in equations 4 and 5, W
-  the transpose of W_emb, p the token distribution of the other sentence.
+  This is one direction of equation 6 in the EMS paper. h is the activated vector in equations 4 and
+  5, W is the transpose of W_emb, and p is the token distribution of the other sentence.
 
   The sum has reverse-mode gradients for hidden states, kernel and weights, and none for targets.
-  The gradients are computed with the sum, so put masks, averages and the weights of loss terms into
-  `weights_B`. The second result has no gradient.
+  The gradients are computed together with the sum, so `weights_B` must include all masks, averages
+  and loss weights. The second result has no gradient.
 
-  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch", and kernel
-  columns on the devices of "vocab", if they divide evenly. Devices exchange numbers and vectors of
-  sentences and, once, the gradient of the kernel, but never its columns or logits.
+  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
+  and kernel columns stay on the devices assigned to "vocab", if they divide evenly. Devices
+  exchange only vectors and scalars for each sentence and, once, the kernel gradient. They never
+  exchange kernel columns or logits.
 
   Args:
     hidden_BE: One vector per sentence.
-    kernel_EV: Kernel of the logits; for an embedding table, its transpose.
+    kernel_EV: Kernel that computes the logits; for an embedding table, pass its transpose.
     targets: Distribution that each vector must predict (see `xtr_targets`). Shares need not sum
       to 1. A token outside the vocabulary makes the sum NaN.
     weights_B: Weight of each sentence in the sum.
-    chunk: Number of sentences per chunk of logits on a device (default:
-      `vocabulary.default_chunk` of the device, 512 on a CPU).
+    chunk: Number of sentences per chunk on each device (default: `vocabulary.default_chunk` of the
+      device, 512 on a CPU).
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
   """
   plan = _Plan.make(hidden_BE.shape[0], kernel_EV.shape[1], chunk=chunk, dtype=dtype)
@@ -156,13 +157,13 @@ class _Inputs(NamedTuple):
 
 
 class _Plan(NamedTuple):
-  """How sentences and vocabulary are divided over devices and chunks.
+  """How the sentences and the vocabulary are divided over devices and chunks.
 
   Attributes:
     batch_axes: Mesh axes over which sentences are sharded.
     vocab_axes: Mesh axes over which the vocabulary is sharded.
-    vocab_size: Tokens of the whole vocabulary.
-    chunk: Maximum number of sentences at a time on a device.
+    vocab_size: Number of tokens in the whole vocabulary.
+    chunk: Maximum number of sentences that a device processes at a time.
     dtype: Dtype of matmul operands.
   """
 
@@ -185,7 +186,7 @@ class _Plan(NamedTuple):
     return vocabulary.matmul(a, b, self.dtype)
 
   def cut(self, x: jax.Array) -> jax.Array:
-    """Returns [B, ...] as [N, C, ...]: the fewest chunks of equal size, zeros at the end."""
+    """Returns [B, ...] reshaped to [N, C, ...], the fewest equal chunks, with zeros at the end."""
     chunks = max(1, math.ceil(x.shape[0] / self.chunk))
     size = math.ceil(x.shape[0] / chunks)
     x = jnp.pad(x, ((0, chunks * size - x.shape[0]), *[(0, 0)] * (x.ndim - 1)))
@@ -196,16 +197,16 @@ class _Plan(NamedTuple):
     return reduce(x, self.vocab_axes) if self.vocab_axes else x
 
   def on_mesh(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
-    """Returns `function` of (inputs, targets), run by each device on its shards.
+    """Returns `function` as a function of (inputs, targets) that each device runs on its shards.
 
     Args:
-      function: Takes and returns one device's shards; reduces over devices itself.
-      outputs: Structure of its results, with a `PartitionSpec` for each array.
+      function: Function that takes and returns one device's shards and reduces over devices itself.
+      outputs: Structure of the function's results, with a `PartitionSpec` for each array.
     """
     if not self.batch_axes and not self.vocab_axes:
       return function
     inputs = _Inputs(self.rows, self.columns, self.rows)
-    # Replicated results are sums over devices, so they need no check.
+    # Replicated results are sums over devices, so no replication check is needed.
     return jax.shard_map(function, in_specs=(inputs, self.rows), out_specs=outputs, check_vma=False)
 
   @property
@@ -224,7 +225,7 @@ def _cross_entropy(
   plan: _Plan, inputs: _Inputs, targets: TokenTargets
 ) -> tuple[jax.Array, jax.Array]:
   """Returns sum_b weights_b * -sum_w p_b(w) log softmax(h_b W)_w, and each sentence's value."""
-  return _forward(plan, inputs, targets)[0]  # XLA leaves out the gradients, which nothing reads
+  return _forward(plan, inputs, targets)[0]  # XLA drops the unused gradients
 
 
 def _forward(
@@ -251,7 +252,8 @@ def _values_and_gradients(
   def gradients(chunk: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     hidden_CE, weights_C, targets = chunk
     scored = _score(plan, hidden_CE, kernel_EV, targets)
-    # (mass * softmax - target) * total / mass. The scale follows below, on smaller arrays.
+    # (mass * softmax - target) * total / mass. `scale_C1` applies the remaining factors to smaller
+    # arrays.
     mass_C = jnp.sum(targets.share_BT, axis=1)
     unit_C1 = (scored.total_C / jnp.where(mass_C > 0, mass_C, 1.0))[:, None]
     rows_C1 = jnp.arange(len(mass_C))[:, None]
@@ -269,7 +271,8 @@ def _values_and_gradients(
 
   chunks = jax.tree.map(plan.cut, (inputs.hidden_BE, inputs.weights_B, targets))
   if len(chunks[0]) == 1:
-    # Skip the sum over chunks: for few sentences it costs more than softmax and targets.
+    # With one chunk, skip the loop. For few sentences, adding up its gradients would cost more than
+    # the softmax and the targets.
     kernel_gradient_EV, outputs = gradients(jax.tree.map(lambda x: x[0], chunks))
   else:
     start_EV = jnp.zeros(kernel_EV.shape, vocabulary.accumulation_dtype(plan.dtype))
@@ -285,13 +288,13 @@ def _values_and_gradients(
 
 
 class _Scored(NamedTuple):
-  """Scores of the sentences of a chunk with a device's columns of the vocabulary.
+  """Scores for the sentences in a chunk with one device's vocabulary columns.
 
   Attributes:
     cross_entropy_C: -sum_w p(w) log softmax(logits)_w over the whole vocabulary.
     exp_CV: exp(logit - highest logit).
     total_C: Sum of `exp_CV` over the whole vocabulary.
-    columns_CT: Column of each target token; out of range if another device has it.
+    columns_CT: Column of each target token; out of range if the token is on a different device.
   """
 
   cross_entropy_C: jax.Array
@@ -315,7 +318,8 @@ def _score(
   total_C = plan.over_vocab(jax.lax.psum, jnp.sum(exp_CV, axis=1))
   target_CT = jnp.take_along_axis(logits_CV, columns_CT, axis=1, mode="fill", fill_value=0.0)
   target_CT = plan.over_vocab(jax.lax.psum, target_CT)
-  # Every token of the vocabulary is on some device. Other ids give NaN, so that errors show.
+  # Every vocabulary token is on some device. Ids outside the vocabulary give NaN, so that mistakes
+  # are visible.
   is_valid_CT = (targets.tokens_BT >= 0) & (targets.tokens_BT < plan.vocab_size)
   nll_CT = jnp.log(total_C)[:, None] + highest_C[:, None] - target_CT
   nll_CT = jnp.where(is_valid_CT, nll_CT, jnp.nan)

@@ -1,9 +1,9 @@
-"""Distillation of sentence vectors, and the base of models that learn from a teacher.
+"""Distillation of sentence vectors, and the base class for models that learn from a teacher.
 
-In `DistillationModel`, both sides of a pair learn the teacher's vector of one side.
+In `DistillationModel`, both sides of a pair learn the teacher's vector for one side.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual; the
-baseline "MSE" of Park et al. 2024, section 5.2.
+"MSE" baseline in Park et al. 2024, section 5.2.
 """
 
 import dataclasses
@@ -32,18 +32,20 @@ PRIORITY = ("en", "ru", "ja", "fr", "ko")
 class StudentModel(base.BitextModel):
   """A sentence encoder that learns from the vectors of a frozen teacher.
 
-  `vmsst data embed` computes the teacher's vectors, the features `teacher_inputs` and
-  `teacher_targets` of batches.
+  `vmsst data embed` computes the teacher's vectors. Batches contain these vectors in the features
+  `teacher_inputs` and `teacher_targets`.
 
   Attributes:
     network: The student; it encodes both sides.
-    priority: Language codes by decreasing priority. The side of a pair with the higher priority is
-      its anchor. Other languages follow in the order of `vmsst.languages`.
-    embedding_slices: Number of slices for gradient caching. The gradient is the same; activations
-      take the memory of one slice, and the backward pass encodes every slice again.
-    matryoshka_dims: As for `vmsst.models.contrastive.InBatchNegativesModel`.
+    priority: Language codes by decreasing priority. The anchor of a pair is the side in the
+      language with the higher priority. Unlisted languages follow in the order of
+      `vmsst.languages`.
+    embedding_slices: Number of slices for gradient caching, which does not change the gradient.
+      Activations take only the memory of one slice, but the backward pass encodes every slice
+      again.
+    matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -60,7 +62,7 @@ class StudentModel(base.BitextModel):
 
   @functools.cached_property
   def _rank_L(self) -> np.ndarray:
-    """The rank of each language: a language pair has the same anchor in either direction."""
+    """The priority rank of each language, used to choose the anchor of each pair."""
     rank_L = len(self.priority) + np.arange(languages.NUM_LANGUAGES, dtype=np.int32)
     for rank, code in reversed(list(enumerate(self.priority))):
       rank_L[languages.language(code).index] = rank
@@ -74,24 +76,25 @@ class StudentModel(base.BitextModel):
   def _student_vectors(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> Float[Array, "B 2 S"]:
-    """Returns the student's vectors of both sides."""
-    return gradient_caching.embed_pairs(
-      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
+    """Returns the student's vectors for both sides."""
+    tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
+    return gradient_caching.embed_texts(
+      self.network, params, tokens_B2T, slices=self.embedding_slices, rng=dropout_rng
     )
 
   def _teacher_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
-    """Returns the teacher's vectors of both sides, float32."""
+    """Returns the teacher's vectors for both sides, in float32."""
     if missing := [name for name in tables.TEACHER_SIDES if name not in batch]:
       raise errors.InputError(
-        f"the batch has no {' and '.join(missing)}; set TEACHER_VECTORS to a folder of `vmsst data "
-        "embed`, and TEACHER_DIM"
+        f"the batch has no {' and '.join(missing)}; set TEACHER_VECTORS to a folder made by "
+        "`vmsst data embed`, and TEACHER_DIM to the width of its vectors"
       )
     return jnp.stack([batch[name].astype(jnp.float32) for name in tables.TEACHER_SIDES], axis=1)
 
   def _anchors_first(
     self, vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
   ) -> tuple[Float[Array, "B S"], Float[Array, "B S"]]:
-    """Returns the vectors of the anchors, and of the other sides."""
+    """Returns the vectors of the anchors, then the vectors of the opposite sides."""
     rank_L = jnp.asarray(self._rank_L)
     is_input_B1 = rank_L[batch["input_language"]] <= rank_L[batch["target_language"]]
     input_BS, target_BS = vector_B2S[:, 0], vector_B2S[:, 1]
@@ -102,13 +105,13 @@ class StudentModel(base.BitextModel):
 def feature_lengths(
   *, max_length: int, dimension: int | None = None, negatives: int = 0, scores: bool = False
 ) -> dict[str, Any]:
-  """Returns the features of a batch of pairs and their lengths, the format of SeqIO.
+  """Returns the length of each feature in a batch of pairs, in SeqIO's format.
 
   Args:
-    max_length: Tokens of a sentence.
+    max_length: Maximum number of tokens per sentence.
     dimension: Width of the teacher's vectors; None if the model does not use them.
-    negatives: Number of hard negatives of each pair.
-    scores: Whether each pair has scores of its target and its hard negatives.
+    negatives: Number of hard negatives per pair.
+    scores: Whether each pair has scores for its target and its hard negatives.
   """
   lengths: dict[str, Any] = {
     **dict.fromkeys(tables.SIDES, max_length),
@@ -126,10 +129,10 @@ def feature_lengths(
 def common_metrics(
   loss_B: Float[Array, "B"], vector_B2S: Float[Array, "B 2 S"], batch: base.Batch
 ) -> base.Metrics:
-  """Returns the metrics of a student's vectors.
+  """Returns metrics for the student's vectors.
 
-  They are loss, accuracy/forward (inputs to targets, by cosine) and accuracy/backward (0 to 1,
-  within the batch), embedding_norm and tokens_per_example (real tokens of both sides).
+  The metrics are loss, accuracy/forward (inputs to targets, by cosine) and accuracy/backward (0 to
+  1, within the batch), embedding_norm and tokens_per_example (real tokens of both sides).
   """
   cosine_BB = contrastive.similarity(vector_B2S[:, 0], vector_B2S[:, 1], cosine=True)
   return {
@@ -140,21 +143,21 @@ def common_metrics(
 
 
 class DistillationModel(StudentModel):
-  """Trains the vectors of both sides to equal the teacher's vector of the anchor.
+  """Trains the vectors of both sides to equal the teacher's vector for the anchor.
 
-  The loss of a pair is the sum over its sides of the mean squared error of the student's vector
-  (`ems_jax.losses.distillation`). The anchor is the side in the language that comes first in
+  The loss of a pair is the sum of the mean squared errors of its two student vectors (see
+  `ems_jax.losses.distillation`). The anchor is the side in the language that comes first in
   `priority`, e.g. English with ("en",). Teacher and student vectors must have the same width.
   """
 
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics.
+    """Returns the mean loss over pairs, and metrics.
 
     Metrics: see `common_metrics` and `matryoshka.mean_loss`; also cosine/inputs and cosine/targets
-    (between the student's vector of a side and the teacher's vector, -1 to 1). The loss of cut
-    vectors is divided by the number of all dimensions, too.
+    (-1 to 1, between the student's vector for that side and the teacher's vector). The loss of
+    truncated vectors is also divided by the full number of dimensions.
 
     Raises:
       InputError: teacher and student vectors differ in width.
@@ -163,8 +166,8 @@ class DistillationModel(StudentModel):
     vector_B2S = self._student_vectors(params, batch, dropout_rng)
     if anchor_BS.shape[1] != vector_B2S.shape[2]:
       raise errors.InputError(
-        f"the teacher's vectors have {anchor_BS.shape[1]} numbers and the student's "
-        f"{vector_B2S.shape[2]}; set SentenceEncoder.latent_dim to the width of the teacher"
+        f"the teacher's vectors have {anchor_BS.shape[1]} dimensions, but the student's vectors "
+        f"have {vector_B2S.shape[2]}; set SentenceEncoder.latent_dim to {anchor_BS.shape[1]}"
       )
 
     def loss(vectors: Sequence[jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:

@@ -1,6 +1,6 @@
 """EMS: cross-lingual token-level reconstruction (XTR) with contrastive learning.
 
-Sides of a pair are 0 (`inputs`) and 1 (`targets`).
+Side 0 of a pair is `inputs`, and side 1 is `targets`.
 
 References: the EMS paper, section III; Mao et al. 2021 (arXiv 2105.13856) for UGT.
 """
@@ -31,38 +31,42 @@ _Term = tuple[Float[Array, ""], base.Metrics]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EmsModel(base.BitextModel):
-  """Trains vectors to predict the tokens of the translation and to be nearest to its vector.
+  """Trains vectors to predict the tokens of a translation and to be nearest to its vector.
 
   The loss of a pair, averaged over the batch's pairs (equations 6, 8 and 12):
 
     KL(p(x_j) || q(x_i)) + KL(p(x_i) || q(x_j))
       - log softmax_k(sim(x_i, x_k) / T)_j - log softmax_k(sim(x_k, x_j) / T)_i
 
-  p is the token distribution of a sentence, q the XTR head's prediction from the vector of the
-  other sentence, and sim the cosine. A network without one of the heads is trained without its
-  loss. A margin is subtracted from the sim of a pair, as in LaBSE's additive margin softmax.
+  p is the token distribution of a sentence, q is the XTR head's prediction from a sentence vector,
+  and sim is the cosine. If the network lacks one of the heads, the loss of that head is omitted.
+  `margin` is subtracted from the cosine of each pair, as in LaBSE's additive margin softmax.
 
-  Negatives come from the global batch on any number of devices. Microbatches (a trainer setting)
-  would divide it and raise an error; `embedding_slices` saves as much memory.
+  Negatives come from the global batch, whatever the number of devices. Microbatches (a trainer
+  setting) would divide this batch, so they raise an error by default; `embedding_slices` saves the
+  same amount of memory.
 
   Attributes:
     network: Encoder and heads; the heads determine the losses.
-    scale: Factor on every cosine in the contrastive loss, 1 / T.
-    margin: Subtracted from the cosine of a pair.
-    masking: "none"; "ugt" (unified generative task): training masks one token of one side of each
-      pair, and the masked sentence predicts it in addition to the tokens of the other side;
-      "input": masks the same way without predicting the token, as in the released code (where the
-      other sentence predicts the mask; here it predicts the token).
+    scale: Factor applied to every cosine in the contrastive loss, 1 / T.
+    margin: Subtracted from the cosine of each pair.
+    masking: "none"; "ugt" (unified generative task), which masks one token on one side of each pair
+      and trains the masked sentence to predict this token in addition to the tokens of the other
+      side; or "input", which masks the same way, but the masked sentence does not predict the
+      token. "input" follows the released code, except that there the other sentence predicts the
+      mask token, and here it predicts the original token.
     mask_id: Id of the mask token; it must not occur in text.
-    count_repeats: If False, a token of the XTR targets has one share however often it occurs, as in
-      the released code.
-    negative_groups: Number of groups of consecutive pairs; negatives come from the same group. With
-      one group per device, this equals the released code's negatives.
-    embedding_slices: As for `vmsst.models.contrastive.InBatchNegativesModel`.
-    matryoshka_dims: Likewise, for the contrastive loss.
-    normalize: Whether the trained encoder scales its vectors to length 1; no loss depends on it.
+    count_repeats: If False, every distinct token in the XTR targets has the same share, however
+      often it occurs, as in the released code.
+    negative_groups: Number of groups into which consecutive pairs are divided; negatives come only
+      from the same group. One group per device gives the same negatives as the released code.
+    embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
+    matryoshka_dims: Sizes for the contrastive loss; see
+      `vmsst.models.contrastive.InBatchNegativesModel`.
+    normalize: Whether the trained encoder scales its vectors to length 1; no loss depends on this
+      option.
 
-  For the other options, see `vmsst.models.base.BitextModel`.
+  For the inherited attributes, see `vmsst.models.base.BitextModel`.
   """
 
   network: ems.EmsNetwork
@@ -84,13 +88,13 @@ class EmsModel(base.BitextModel):
     errors.check_choice("masking", self.masking, MASKINGS)
     if self.masking == "ugt" and not self.network.xtr:
       raise errors.InputError(
-        "masking is 'ugt', but without an XTR head nothing predicts the token; set EmsNetwork.xtr"
+        "masking is 'ugt', but only an XTR head can predict the token; set EmsNetwork.xtr"
       )
     size = self.network.config.vocab_size
     if self.masking != "none" and (self.mask_id is None or not 0 < self.mask_id < size):
       raise errors.InputError(
-        f"mask_id is {self.mask_id}; for masking = {self.masking!r}, set it to an id that does not "
-        f"occur in text, 1 to {size - 1} (2, <MASK>, in the vocabulary of EMS)"
+        f"mask_id is {self.mask_id}; for masking = {self.masking!r}, set it to an id from 1 to "
+        f"{size - 1} that does not occur in text, such as 2 (<MASK>) in the EMS vocabulary"
       )
     errors.as_integer("negative_groups", self.negative_groups)
     errors.as_integer("embedding_slices", self.embedding_slices)
@@ -98,12 +102,12 @@ class EmsModel(base.BitextModel):
 
   @property
   def compares_pairs(self) -> bool:
-    """Whether the network has a contrastive head: its loss has in-batch negatives."""
+    """Whether the network has a contrastive head, whose loss uses in-batch negatives."""
     return self.network.contrastive
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The encoder with mean pooling, without heads."""
+    """The encoder with mean pooling and no heads."""
     return sentence_encoder.SentenceEncoder(
       self.network.config, self.network.latent_dim, head=False, normalize=self.normalize
     )
@@ -111,11 +115,11 @@ class EmsModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics; without a key, no token is masked.
+    """Returns the mean loss over pairs, and metrics; if the key is None, no token is masked.
 
-    Metrics: loss, loss/xtr and loss/contrastive (nats per pair; if the network has the head),
-    kl/xtr (nats per sentence), accuracy/forward (inputs to targets) and accuracy/backward (0 to 1,
-    within the batch, without margin), embedding_norm, tokens_per_example (real tokens of both
+    Metrics: loss, loss/xtr and loss/contrastive (nats per pair, only for heads that the network
+    has), kl/xtr (nats per sentence), accuracy/forward (inputs to targets) and accuracy/backward (0
+    to 1, within the batch, without margin), embedding_norm, tokens_per_example (real tokens of both
     sides).
     """
     pairs = bitranslation.pairs_in_batch(batch)
@@ -148,7 +152,7 @@ class EmsModel(base.BitextModel):
 
   @property
   def _leading_count(self) -> int:
-    """Number of tokens before the text of a sentence."""
+    """Number of tokens before a sentence's text, such as BOS."""
     return len(self.vocabulary.leading_ids)
 
   def _apply(self, params: Any, *arrays: jax.Array, **options: Any) -> jax.Array:
@@ -161,7 +165,7 @@ class EmsModel(base.BitextModel):
     pairs: bitranslation.Pairs,
     masked_B2: Int[Array, "B 2"],
   ) -> _Term:
-    """Returns equation 6: each sentence predicts the other side of its pair."""
+    """Returns the XTR loss (equation 6): each sentence predicts the other side of its pair."""
     count = len(vector_B2S)
     other_language_N = bitranslation.rows(bitranslation.other_side(pairs.languages_B2))
     targets = xtr.xtr_targets(
@@ -181,10 +185,10 @@ class EmsModel(base.BitextModel):
     return loss, {"kl/xtr": base.average(kl_N)}
 
   def _contrastive(self, params: Any, vector_B2S: Float[Array, "B 2 S"]) -> _Term:
-    """Returns equation 8 with the margin."""
+    """Returns the contrastive loss (equation 8) with the margin."""
     count, groups = len(vector_B2S), self.negative_groups
     if count % groups:
-      raise errors.InputError(f"a batch of {count} has no {groups} equal groups; choose a divisor")
+      raise errors.InputError(f"{groups} groups do not divide a batch of {count}; choose a divisor")
     compared_NC = self._apply(params, bitranslation.rows(vector_B2S), method="project")
     compared = compared_NC.reshape(groups, count // groups, 2, -1)
     cosine = jax.vmap(functools.partial(contrastive.similarity, cosine=True))(
@@ -213,12 +217,13 @@ def mask_one_token(
     rng: Random key.
 
   Returns:
-    The tokens, and the masked token of each side or 0. A side without tokens is not changed.
+    The tokens after masking, and the original token at the mask of each side; 0 if the side has no
+    mask. A side without tokens is not changed.
   """
   side_rng, token_rng = jax.random.split(rng)
   is_token_B2T = xtr.is_word(tokens_B2T, special_ids)
   side_B = jax.random.bernoulli(side_rng, shape=tokens_B2T.shape[:1]).astype(jnp.int32)
-  # The token with the highest noise is masked; special tokens and padding get the lowest.
+  # The token with the highest noise is masked; special tokens and padding get the lowest noise.
   noise_B2T = jnp.where(is_token_B2T, jax.random.uniform(token_rng, tokens_B2T.shape), -1.0)
   is_highest_B2T = jnp.arange(tokens_B2T.shape[2]) == jnp.argmax(noise_B2T, axis=2)[..., None]
   is_side_B2 = side_B[:, None] == jnp.arange(2)

@@ -43,21 +43,22 @@ class Translations(NamedTuple):
 class LaserModel(base.BitextModel):
   """An encoder trained with a decoder that translates sentences from their vectors alone.
 
-  The loss is the negative log-likelihood per token, averaged over the tokens of all translations of
+  The loss is the negative log-likelihood per token, averaged over the tokens of all translations in
   the batch, EOS included:
 
     - sum_t log p(y_t | y_<t, l_y, u(x)) / number of tokens
 
-  u(x) is the maximum of the encoder's hidden states over the sentence x, l_y the language of its
-  translation y. Each side of a pair in a target language is a translation target: pairs of two
-  target languages count in both directions, and pairs without a target language are ignored (the
-  metric `translations_per_example` shows how many translations a pair has).
+  u(x) is the maximum of the encoder's hidden states over the sentence x, and l_y is the language of
+  its translation y. A side is a translation target if its language is one of `target_languages`. A
+  pair with two target languages therefore counts in both directions, and a pair without a target
+  language is ignored. The metric `translations_per_example` is the mean number of translations per
+  pair.
 
   Attributes:
     network: Encoder and decoder.
     target_languages: Codes of the languages to translate into (see `vmsst.languages`).
 
-  For the other options, see `vmsst.models.base.BitextModel`.
+  For the inherited attributes, see `vmsst.models.base.BitextModel`.
   """
 
   network: laser.LaserNetwork
@@ -68,7 +69,7 @@ class LaserModel(base.BitextModel):
     super().__post_init__()
     if isinstance(self.target_languages, str) or not self.target_languages:
       raise errors.InputError(
-        f"target_languages is {self.target_languages!r}; it must be a list of one or more codes"
+        f"target_languages is {self.target_languages!r}; it must list language codes"
       )
     if max(self._target_rows) >= self.network.num_languages:
       raise errors.InputError(
@@ -90,12 +91,12 @@ class LaserModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss in nats per token, and metrics; deterministic without a key.
+    """Returns the loss in nats per token, and metrics; deterministic if `dropout_rng` is None.
 
-    Metrics: loss, nll/translation (nats per token, the same value under its name in other models),
+    Metrics: loss, nll/translation (the same value under the metric name that decoder models share),
     token_accuracy/translation (0 to 1, given the earlier tokens), translations_per_example (0 to
-    2), tokens_per_example (real tokens of both sides). A batch without translations has loss 0;
-    metrics of only such batches are NaN.
+    2), tokens_per_example (real tokens of both sides). A batch without translations has a loss of
+    0. Metrics averaged over only such batches are NaN.
     """
     pairs = bitranslation.pairs_in_batch(batch)
     is_target_B2 = jnp.isin(pairs.languages_B2, jnp.array(self._target_rows))
@@ -128,7 +129,7 @@ class LaserModel(base.BitextModel):
     weight: Float[Array, ""],
     dropout_rng: jax.Array | None,
   ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the weighted negative log-likelihood of all tokens and the number of correct ones."""
+    """Returns the weighted negative log-likelihood of all tokens, and the correct token count."""
     vector_BS = sentence_encoder.embed(
       self.network, params, rows.sources_BT, dropout_rng=dropout_rng
     )
@@ -153,14 +154,14 @@ class LaserModel(base.BitextModel):
 def translations(
   pairs: bitranslation.Pairs, is_target_B2: Bool[Array, "B 2"]
 ) -> tuple[Translations, Translations]:
-  """Returns the first and the second translation of each pair, if it has them.
+  """Returns the first and the second translation of each pair, if they exist.
 
   Args:
     pairs: Both sides of each pair.
     is_target_B2: Whether a side is a translation target.
   """
-  # The first translation is inputs to targets if possible, else targets to inputs. The second
-  # exists if both sides are targets. Translations without target tokens have no weight.
+  # The first translation is from inputs to targets if possible, otherwise from targets to inputs.
+  # The second exists if both sides are targets. Translations without target tokens have no weight.
   inputs_BT, targets_BT = pairs.tokens_B2T[:, 0], pairs.tokens_B2T[:, 1]
   padding_BT = jnp.zeros_like(inputs_BT)
   forward_B, backward_B = is_target_B2[:, 1], is_target_B2[:, 0]

@@ -1,4 +1,4 @@
-"""Soft contrastive learning: a student learns the similarities of a teacher.
+"""Soft contrastive learning: a student learns a teacher's similarities.
 
 Reference: Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning,
 section 3.
@@ -25,27 +25,29 @@ class SoftContrastiveModel(distillation.StudentModel):
   """Trains cross-lingual similarities to match a teacher's similarities.
 
   The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7).
-  Labels come from the teacher's similarities of anchors ("priority", equation 4) or of both sides
-  ("average", equation 5), or do not use a teacher ("hard", equation 3). Similarities of student and
-  teacher are cosines divided by the same temperature.
+  Labels are computed from the teacher's similarities between anchors ("priority", equation 4) or
+  from its mean similarities over both sides ("average", equation 5). "hard" labels (equation 3) do
+  not use a teacher. Student and teacher similarities are cosines divided by the same temperature.
 
-  The source s of a pair in the equations is its anchor, the target t the other side. In batches of
-  one language pair (`one_language_pair` of `vmsst.data.loader`), the similarities among sources and
-  among targets are therefore monolingual, as in the paper. In other batches, labels compare
-  sentences across languages, and the teacher must support these languages.
+  In the equations, the source s of a pair is its anchor, and the target t is the other side. In
+  batches with a single language pair (`one_language_pair` in `vmsst.data.loader`), the similarities
+  among sources and among targets are therefore monolingual, as in the paper. In batches with
+  several language pairs, labels compare sentences across languages, so the teacher must support all
+  of these languages.
 
-  Candidates come from the global batch on any number of devices. Microbatches (a trainer
-  setting) would divide it and raise an error; `embedding_slices` saves as much memory.
+  Candidates come from the global batch, whatever the number of devices. Microbatches (a trainer
+  setting) would divide this batch, so they raise an error by default; `embedding_slices` saves the
+  same amount of memory.
 
   Attributes:
     labels: "priority", "average" or "hard".
-    scale: Factor on every cosine, 1 / tau.
+    scale: Factor applied to every cosine, 1 / tau.
     monolingual: Whether to add L_mono to the loss (TCM).
     cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
     row_normalized: Whether to use the labels of the paper's equations in the second direction (see
       `ems_jax.losses.distillation`).
 
-  For the other options, see `distillation.StudentModel`.
+  For the inherited attributes, see `distillation.StudentModel`.
   """
 
   labels: str = "priority"
@@ -62,18 +64,18 @@ class SoftContrastiveModel(distillation.StudentModel):
 
   @property
   def compares_pairs(self) -> bool:
-    """True: the other pairs of the batch are candidates."""
+    """True, because the other pairs in the batch are candidates."""
     return True
 
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics.
+    """Returns the mean loss over pairs, and metrics.
 
-    Metrics: see `distillation.common_metrics`; also loss/cross and loss/mono (nats per pair,
-    without lambda; the second if it is part of the loss), label/entropy (nats per label, the lower
-    bound of each direction of either loss) and label/translation (0 to 1, weight of the translation
-    in its label).
+    Metrics: see `distillation.common_metrics`; also loss/cross and, if `monolingual`, loss/mono
+    (nats per pair, without lambda), label/entropy (nats per label; the lower bound for each
+    direction of loss/cross and loss/mono) and label/translation (0 to 1, weight of the translation
+    in the label).
     """
     labels = self._labels(batch)
     vector_B2S = self._student_vectors(params, batch, dropout_rng)

@@ -1,1 +1,1 @@
-"""Flax modules of EMS and its relatives. No losses, no input or output."""
+"""Flax modules for EMS and related models. No losses and no I/O."""

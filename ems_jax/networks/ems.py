@@ -1,12 +1,13 @@
 """EMS's network: a shared encoder, the XTR head and the contrastive head (EMS paper, section III).
 
-The sentence vector u is the mean of the encoder's hidden states (equation 1). Both heads take it as
-input and are used in training only.
+The sentence vector u is the mean of the encoder's hidden states (equation 1). Both heads take u as
+input and are used only in training.
 
-Token table and encoder have the same names as in `vmsst.networks.sentence_encoder.SentenceEncoder`,
-so that inference loads them without the heads. Any of its encoders can be used.
+The token table and the encoder have the same names as in
+`vmsst.networks.sentence_encoder.SentenceEncoder`, so that inference loads them without the heads.
+`EmsNetwork` can use any encoder that `SentenceEncoder` supports.
 
-Axes: `E` input of the vocabulary projection, `C` vector compared by the contrastive loss.
+Axes: `E` input of the vocabulary projection, `C` vector that the contrastive loss compares.
 """
 
 from typing import cast
@@ -26,21 +27,22 @@ _SIMPLIFIED, _TRADITIONAL = (languages.language(code).index for code in ("zh", "
 
 
 class EmsNetwork(nn.Module):
-  """Encoder and heads of EMS; heads that an ablation leaves out have no parameters.
+  """Encoder and heads of EMS; a disabled head has no parameters.
 
   Attributes:
-    config: Sizes and numerics of the encoder.
+    config: Configuration of the encoder.
     xtr: Whether the network has a head for cross-lingual token-level reconstruction.
-    contrastive: Whether training compares vectors with each other.
-    language_dim: Width of the target language's embedding in the XTR head (d_la); None omits
-      the embedding.
-    num_languages: Rows of the language table, looked up by the index of `vmsst.languages`;
-      traditional Chinese has the row of simplified Chinese (footnote 4). The table of equation 2
-      has as many rows as the vocabulary, but uses only one row per language.
-    share_embedding: Uses the token table as W_emb; the output of W_fc then has the table's width.
-    xtr_layer_norm: Layer-norms the language embedding and the input of W_emb, as in the released
-      code but not in the paper.
-    projection_dim: Width of the vectors compared by the contrastive loss (d_cntrs); with None, the
+    contrastive: Whether the network is trained with the contrastive loss.
+    language_dim: Width of the target language's embedding in the XTR head (d_la); if None, the
+      embedding is omitted.
+    num_languages: Number of rows in the language table, which has the language order of
+      `vmsst.languages`; traditional Chinese uses the row of simplified Chinese (footnote 4). The
+      table in equation 2 has as many rows as the vocabulary, but uses only one row per language.
+    share_embedding: Whether to use the token table as W_emb; the output of W_fc then has the
+      table's width.
+    xtr_layer_norm: Whether to apply layer norms to the language embedding and to the input of
+      W_emb, as in the released code but not in the paper.
+    projection_dim: Width of the vectors compared by the contrastive loss (d_cntrs); if None, the
       loss compares the sentence vectors themselves.
   """
 
@@ -109,7 +111,7 @@ class EmsNetwork(nn.Module):
       sentence_encoder.masked_mean(hidden_BTD, mask_BT), ("batch", "kv")
     )
     if self.is_initializing():
-      # Initialization calls this method only; it must create the heads' parameters too.
+      # Initialization calls only this method, so it must also create the heads' parameters.
       if self.xtr:
         self.xtr_hidden(vector_BS, jnp.zeros_like(tokens_BT[:, 0]))
         self.xtr_kernel()
@@ -124,8 +126,8 @@ class EmsNetwork(nn.Module):
 
     Args:
       vector_BS: Sentence vectors.
-      languages_B: Language of the sentence to predict, the other side of the pair; an index of
-        `vmsst.languages`. An index outside the table gives NaN.
+      languages_B: Language of the sentence to predict, which is the other side of the pair; an
+        index into `vmsst.languages`. An index outside the table gives NaN.
     """
     input_BE = vector_BS
     if self.language_dim:
@@ -155,5 +157,5 @@ class EmsNetwork(nn.Module):
 
 
 def _dense(features: int) -> nn.Module:
-  # T5X's rules replicate a "kv" axis: these layers are small.
+  # These layers are small, so they use the axis "kv", which T5X's rules replicate.
   return t5.Dense(features, ("embed", "kv"), use_bias=True)

@@ -1,12 +1,12 @@
-"""LASER's network: an encoder, the maximum of its hidden states, and a decoder.
+"""LASER's network: an encoder, max pooling and a decoder.
 
-The encoder is LASER's stack of bidirectional LSTM layers or any other encoder of
-`vmsst.networks.sentence_encoder`. The decoder is LASER's LSTM or a transformer. Token table and
-encoder have the same names as in a sentence encoder, so that inference loads them without the
-decoder.
+The encoder is LASER's stack of bidirectional LSTM layers or any encoder that
+`vmsst.networks.sentence_encoder` supports. The decoder is LASER's LSTM or a transformer. The token
+table and the encoder have the same names as in a sentence encoder, so that inference loads them
+without the decoder.
 
-LASER's released training code also has a bias per vocabulary piece. Here only the
-decoder's output has a bias. The projection maps it to a bias of the logits.
+LASER's released training code also has a bias per vocabulary piece. Here, only the decoder's output
+has a bias, which the projection maps to a bias for the logits.
 
 Axes: `O` width of the decoder's output, the input of the vocabulary projection.
 
@@ -27,7 +27,7 @@ from vmsst.networks import vmsst as vmsst_networks
 
 
 def token_table(vocab_size: int, features: int, limit: float, dtype: str) -> nn.Module:
-  """Returns LASER's token table, initially uniform within `limit` of zero."""
+  """Returns LASER's token table, initialized uniformly between -`limit` and `limit`."""
   return t5.TokenEmbedder(vocab_size, features, dtype, embedding_init=lstm.uniform(limit))
 
 
@@ -38,11 +38,11 @@ class TransformerDecoder(nn.Module):
   the width of this input. The decoder has no cross-attention.
 
   Attributes:
-    config: Sizes and numerics; `emb_dim` is the width of the concatenated input.
+    config: Configuration of the decoder; `emb_dim` is the width of the concatenated input.
     language_dim: Width of the language embedding.
-    num_languages: Rows of the language table.
-    initializer_range: Language table and start vector are initially uniform within this distance of
-      zero.
+    num_languages: Number of rows in the language table.
+    initializer_range: The language table and the start vector are initialized uniformly between
+      minus and plus this value.
   """
 
   config: transformer.TransformerConfig
@@ -59,26 +59,26 @@ class TransformerDecoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T O"]:
-    """Returns states of width `config.emb_dim`: the state at t predicts token t from earlier ones.
+    """Returns states of width `config.emb_dim`: state t predicts token t from earlier tokens.
 
-    Padding must be at the end; states there are undefined.
+    Padding must be at the end; states at padding are undefined.
 
     Args:
-      embedded_BTE: Vectors of the tokens to predict. They are shifted right by one position, after
-        a learned start vector.
+      embedded_BTE: Vectors of the tokens to predict. The decoder shifts them right by one position
+        and inserts a learned start vector.
       languages_B: Language to decode into; an index outside the table gives NaN.
       sentence_BZ: Sentence vectors.
       deterministic: False enables dropout (needs an rng named "dropout").
 
     Raises:
-      InputError: the sentences are longer than the position table.
+      InputError: the sentences have more tokens than the config has positions.
     """
     cfg = self.config
     batch, length, width = embedded_BTE.shape
     if length > cfg.max_positions:
       raise errors.InputError(
-        f"sentences have {length} tokens; the decoder's TransformerConfig has positions for "
-        f"{cfg.max_positions} (max_positions); increase it"
+        f"sentences have {length} tokens, but the decoder's TransformerConfig has positions for "
+        f"{cfg.max_positions}; increase max_positions"
       )
     uniform = lstm.uniform(self.initializer_range)
     language_B1G = t5.TokenEmbedder(
@@ -116,21 +116,21 @@ class TransformerDecoder(nn.Module):
 
 
 class LaserNetwork(nn.Module):
-  """An encoder, and a decoder conditioned at every step on the maximum of its hidden states.
+  """An encoder, and a decoder conditioned on the encoder's max-pooled states at every step.
 
   Attributes:
-    config: Sizes and numerics of the encoder. The decoder sizes of an `LstmConfig` are ignored; the
-      attributes below apply with any encoder.
+    config: Configuration of the encoder. The decoder sizes of an `LstmConfig` are ignored; the
+      attributes below apply to any encoder.
     target_emb_dim: Width of the decoder's token embeddings (E); the decoder has its own table.
     decoder_dim: Width of the LSTM decoder's state.
     decoder_output_dim: Width of the LSTM decoder's output (O), the input of the vocabulary
       projection.
     language_dim: Width of the decoder's language embedding.
-    num_languages: Rows of the decoder's language table.
-    initializer_range: The LSTM decoder's parameters and the tables of either decoder are initially
-      uniform within this distance of zero.
-    transformer_decoder: Sizes of a transformer decoder (default: the LSTM decoder). Its `emb_dim`
-      must be the sum of target_emb_dim, language_dim and the width of a sentence vector.
+    num_languages: Number of rows in the decoder's language table.
+    initializer_range: The parameters of the LSTM decoder, or the tables of a transformer decoder,
+      are initialized uniformly between minus and plus this value.
+    transformer_decoder: Configuration of a transformer decoder (default: use the LSTM decoder). Its
+      `emb_dim` must be the sum of target_emb_dim, language_dim and the width of a sentence vector.
   """
 
   config: sentence_encoder.EncoderConfig
@@ -204,7 +204,7 @@ class LaserNetwork(nn.Module):
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     vector_BS = layouts.constrain(sentence_encoder.masked_max(hidden_BTD, mask_BT), ("batch", "kv"))
     if self.is_initializing():
-      # Initialization calls this method only; it must create the decoder's parameters too.
+      # Initialization calls only this method, so it must also create the decoder's parameters.
       self.decode(tokens_BT, jnp.zeros_like(tokens_BT[:, 0]), vector_BS)
     return vector_BS
 
@@ -216,11 +216,12 @@ class LaserNetwork(nn.Module):
     *,
     deterministic: bool = True,
   ) -> vmsst_networks.Projection:
-    """Returns the inputs of the vocabulary projection of each token, given the tokens before it.
+    """Returns the vocabulary projection's input for each token, given the tokens before it.
 
     Args:
       tokens_BT: Tokens to predict; padding must be at the end.
-      languages_B: Language of each row, an index of `vmsst.languages`; NaN outside the table.
+      languages_B: Language of each row, an index into `vmsst.languages`; an index outside the table
+        gives NaN.
       vector_BS: Vectors of the sentences to translate.
       deterministic: False enables the transformer decoder's dropout (needs an rng named "dropout").
     """

@@ -186,7 +186,7 @@ def test_gradients_reach_every_parameter_and_do_not_depend_on_slices(name, monke
   if name in SLICED:
     sliced = value_and_gradient(make_model(name, embedding_slices=4), params, batch)
     tiny_models.assert_trees_close(sliced, whole, rtol=2e-4, atol=2e-5)
-    with pytest.raises(errors.InputError, match=f"batch of {B} has no 3 equal slices; choose"):
+    with pytest.raises(errors.InputError, match=f"3 slices do not divide a batch of {B}; choose"):
       make_model(name, embedding_slices=3).loss_fn(params, batch, None)
 
 

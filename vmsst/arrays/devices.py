@@ -34,7 +34,7 @@ class Device:
   bandwidth: float
 
 
-# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. The first match counts.
+# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. The first matching entry is used.
 DEVICES = (
   Device("TPU v4", ("TPU v4",), 275e12, 32 * 2**30, 1200e9),
   Device("TPU v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16e9, 819e9),
@@ -71,13 +71,14 @@ def enable_compilation_cache() -> None:
   imported.
 
   The folder is `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. It holds at most 1 GiB; JAX deletes the
-  least recently used programs. Does nothing if JAX_COMPILATION_CACHE_DIR is set, even to an empty
-  value, if the option of JAX is set, or if the folder cannot be created.
+  least recently used programs. This function does nothing if JAX_COMPILATION_CACHE_DIR is set (even
+  to an empty value), if JAX's option for the folder is set, or if the folder cannot be created.
   """
   jax = sys.modules.get("jax")
   if _FOLDER in os.environ or (jax and jax.config.jax_compilation_cache_dir):
     return
-  # Programs compiled for one processor may not run on another, so each kind has its own folder.
+  # Programs compiled for one processor may not run on a different kind, so each kind of processor
+  # has its own folder.
   processor = [platform.machine()]
   if _CPU_INFO.exists():
     kinds = ("model name", "flags", "Features")

@@ -1,9 +1,10 @@
-"""Layouts of arrays: over a mesh, by logical axis names, and in memory for fast gradients.
+"""Array layouts: sharding over a mesh by logical axis names, and memory layouts for gradients.
 
-The gradient of a kernel sums over the rows of two matrices: a matmul with a transposed operand.
-XLA's CPU backend multiplies transposed matrices at 0.4 to 0.7 times the usual speed, and merges an
-explicit transpose into the matmul after it. `linear` and `product_of_rows` therefore transpose the
-smaller matrix behind an optimization barrier. Other backends read either layout at the same speed.
+The gradient of a kernel is a sum over the rows of two matrices, that is, a matmul with a transposed
+operand. XLA's CPU backend multiplies transposed matrices at 0.4 to 0.7 times the usual speed, and
+merges an explicit transpose into the matmul that follows. `linear` and `product_of_rows` therefore
+transpose the smaller matrix behind an optimization barrier. Other backends read either layout at
+the same speed.
 """
 
 import math
@@ -18,8 +19,8 @@ from jaxtyping import Array, Float
 def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
   """Constrains the sharding of `x` by the current logical axis rules, if any are set.
 
-  Unlike the corresponding function of flax, this also works with a mesh entered by `with mesh:`, as
-  in T5X's partitioners.
+  Unlike the corresponding flax function, this function also works with a mesh entered by `with
+  mesh:`, as in T5X's partitioners.
 
   Args:
     x: An activation.
@@ -33,8 +34,8 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
   """Gathers the "embed" axis of a kernel on every device; other axes stay sharded.
 
-  Otherwise, XLA may split a matmul with a fully sharded kernel into partial matmuls that each read
-  and write all outputs. Without logical axis rules, the kernel is returned unchanged.
+  Without this step, XLA may split a matmul with a fully sharded kernel into partial matmuls that
+  each read and write all outputs. Without logical axis rules, the kernel is returned unchanged.
 
   Args:
     kernel: Parameters [M, N]. Cast them to the compute dtype first, so that devices exchange fewer
@@ -47,8 +48,8 @@ def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
 def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
   """Returns the mesh axes over which the current rules shard each logical axis of an array.
 
-  The result is empty for an axis that is not sharded, if the mesh axes do not divide its size, or
-  without a mesh entered by `jax.set_mesh`.
+  The tuple for an axis is empty if the axis is not sharded, if the mesh axes do not divide its
+  size, or if no mesh was entered with `jax.set_mesh`.
 
   Args:
     **sizes: Size of each logical axis.
@@ -101,7 +102,7 @@ def product_of_rows(
 
   Args:
     a_MA: The first matrix.
-    b_MB: The second matrix, with as many rows.
+    b_MB: The second matrix, with the same number of rows.
     dtype: Dtype of the sums and the result (default: the dtype of the operands).
   """
 

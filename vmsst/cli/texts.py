@@ -47,7 +47,7 @@ def embed(
     file: One or more UTF-8 text files with one sentence per line, plain or gzipped, read in order.
       - is standard input.
     out: Output folder for the vectors, one per line. Empty lines get vectors too.
-    field: Column of a TSV file, from 1, or key of JSON Lines (default: column 1 of .tsv files, or
+    field: Column in TSV files, counted from 1, or key in JSON Lines (default: column 1 of .tsv files, or
       column 2 if column 1 contains numbers; the key "text" in .jsonl files; otherwise the whole
       line).
     language: Language of the text, for encoders that require it.

@@ -296,7 +296,7 @@ def score(
   target: "bitext_mining.TextColumn",
   output: str | os.PathLike[str],
 ) -> int:
-  """Writes the scores of pairs of texts, one line per pair; returns the number of pairs.
+  """Writes one score line per text pair; returns the number of pairs.
 
   Args:
     scorer: The scorer.

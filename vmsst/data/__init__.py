@@ -1,1 +1,1 @@
-"""Bitext files: finding, parsing and tokenizing them, and batches of their pairs."""
+"""Finds, parses and tokenizes bitext files, and makes batches of their pairs."""

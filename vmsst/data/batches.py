@@ -1,8 +1,8 @@
-"""Batches of token ids for training: rows of tables, shuffled, mixed, tokenized and padded.
+"""Batches of token ids for training, from shuffled, mixed, tokenized and padded table rows.
 
-Grain reads the rows, a few hundred at a time, because Python calls for each row would take longer
-than tokenizing it. The sentences of a batch may have similar lengths. Nothing here imports
-TensorFlow or seqio.
+Grain reads a few hundred rows at a time, because one Python call per row would take longer than
+tokenizing the row. Optionally, each batch contains sentences of similar length. Nothing here
+imports TensorFlow or seqio.
 """
 
 import dataclasses
@@ -30,28 +30,28 @@ Batch = Mapping[str, np.ndarray]
 CHUNK = 256
 """Number of rows that are read and tokenized together."""
 GROUP = 16
-"""Minimum number of batches with rows that are sorted by length together."""
+"""Minimum number of batches whose rows are sorted by length together."""
 GROUP_ROWS = 1024
-"""Minimum number of these rows, so that the rare long texts of small batches share a batch."""
+"""Minimum number of rows to sort together, so that the rare long texts can share a small batch."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
-"""Threads that read and tokenize chunks, and the number of chunks that are read ahead."""
+"""Number of threads that read and tokenize chunks, and number of chunks to read ahead."""
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
 BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)
 """Maximum length of each length class."""
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
-_SLOT = "slot"  # name of the column with the position of a row in its chunk
-_PATTERN = 1 << 20  # Mixing rates are exact over this many rows.
+_SLOT = "slot"  # column with the position of each row in its chunk
+_PATTERN = 1 << 20  # Number of rows after which the mixing pattern repeats.
 
 
 @dataclasses.dataclass(frozen=True)
 class Tokenizer:
-  """Turns the texts of rows into ids.
+  """Converts the texts in table rows to token ids.
 
   Attributes:
     vocabulary: Tokenizes the texts.
-    max_length: Maximum number of tokens of a side, or None for no limit. Rows with a longer side
-      are dropped, and so are rows with a side without tokens.
-    keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length` ids.
+    max_length: Maximum number of tokens per text, or None for no limit. A row is dropped if either
+      text is longer or has no tokens.
+    keep_all: Whether to keep every row and cut longer texts to `max_length` ids instead.
   """
 
   vocabulary: vocabularies.Vocabulary
@@ -61,11 +61,13 @@ class Tokenizer:
   def __call__(
     self, columns: Mapping[str, Any], lengths: Mapping[str, Any]
   ) -> dict[str, np.ndarray]:
-    """Returns rows with padded ids in place of their texts, and their other columns.
+    """Returns the requested columns, with each text replaced by padded token ids.
 
     Args:
-      columns: Texts under `inputs` and perhaps `targets` and `negatives`; others are [N, ...].
-      lengths: The columns to return, and the maximum length of text columns, or None for no limit.
+      columns: Texts under `inputs` and optionally `targets` and `negatives`. All other columns are
+        arrays [N, ...].
+      lengths: The names of the columns to return, with the maximum length of each text column (None
+        for no limit).
     """
     result = {name: columns[name] for name in lengths}
     keep_N = np.ones(len(columns["inputs"]), bool)
@@ -80,7 +82,7 @@ class Tokenizer:
           result[feature] = _padded_ids(ids, lengths[feature])
     if "negatives" in lengths:
       count, length = lengths["negatives"] or (None, None)
-      # A table gives all rows equally many negatives, with "" for missing ones.
+      # Every row has the same number of negatives; missing negatives are "".
       negatives = [row[:count] for row in columns["negatives"]]
       width = len(negatives[0]) if negatives else 0
       row_languages = self._languages(columns, "target_language")
@@ -97,22 +99,22 @@ class Tokenizer:
     return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
 
   def _with_eos(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
-    """Returns ids with an EOS token, if the vocabulary has one, cut to the smallest limit."""
+    """Appends the EOS token, if the vocabulary has one, and cuts the ids to the smallest limit."""
     limit = min((limit for limit in limits if limit), default=None)
     eos_id = self.vocabulary.eos_id
     return [vocabularies.cut_with_eos(text, limit or len(text) + 1, eos_id) for text in ids]
 
   def _languages(self, columns: Mapping[str, Any], name: str) -> list[languages.Language] | None:
-    """Returns the language of each row's text if the vocabulary splits words."""
+    """Returns the language of each row's text, or None if the vocabulary does not split words."""
     if not getattr(self.vocabulary, "pretokenize", False):
       return None
     return [_LANGUAGES[index] for index in columns[name][:, 0].tolist()]
 
 
 def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
-  """Returns texts of ids, int32 [N, length]; with None, the length of the longest text."""
+  """Pads ids to int32 [N, length]; if `length` is None, to the longest text."""
   size_N = np.fromiter(map(len, ids), int, len(ids))
-  width = length or int(size_N.max(initial=1))  # TensorFlow crashes on rows of no ids.
+  width = length or int(size_N.max(initial=1))  # TensorFlow crashes on zero-width rows.
   ids_NT = np.zeros([len(ids), width], np.int32)
   flat = itertools.chain.from_iterable(ids)
   ids_NT[np.arange(width) < size_N[:, None]] = np.fromiter(flat, np.int32, int(size_N.sum()))
@@ -121,12 +123,12 @@ def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-  """A table of texts, and how they become rows of token ids.
+  """A table of texts and the tokenizer for its rows.
 
   Attributes:
-    name: Name for messages.
+    name: Name to show in messages.
     table: The texts.
-    tokenizer: Turns them into ids.
+    tokenizer: Converts the texts to token ids.
   """
 
   name: str
@@ -134,7 +136,7 @@ class Texts:
   tokenizer: Tokenizer
 
   def spec(self, lengths: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns dtype and shape of each column of a row; texts without a length have None."""
+    """Returns the dtype and shape of each column of a row; unset text lengths are None."""
     spec = {}
     for name, column in self.table.rows(np.zeros(1, np.int64)).items():
       is_text = not isinstance(column, np.ndarray)
@@ -157,22 +159,22 @@ def read_rows(
   num_epochs: int | None = None,
   reading: grain.ReadOptions = READING,
 ) -> grain.IterDataset:
-  """Returns a shard's rows of tables, about `CHUNK` at a time, as columns [N, ...].
+  """Reads one shard of tables. Each element has about `CHUNK` rows, as columns [N, ...].
 
-  The state of an iterator is one number, so that a run resumes exactly. The order depends on the
-  seed and the shard: each epoch of a table is shuffled anew.
+  Each epoch of a table is shuffled in a new order, which depends only on the seed and the shard.
+  The iterator state is a single number, so an interrupted run resumes at exactly the same row.
 
   Args:
-    texts: The tables, with one tokenizer.
-    rates: How often each is sampled.
+    texts: The tables. All of them must have the same tokenizer.
+    rates: Relative sampling rate of each table.
     lengths: The columns to return; see `Tokenizer`.
     shuffle: Whether to shuffle.
-    seed: Seed of the order (default: the time).
-    shard: Number of the shard, and number of shards. A shard has whole files of a table if they
-      divide evenly, otherwise every n-th row.
-    num_epochs: Number of epochs (default: endless). The rows end before any table would begin
-      another epoch.
-    reading: Threads, and number of chunks to read ahead.
+    seed: Seed for shuffling (default: the current time).
+    shard: Index of this shard, and the number of shards. A shard contains whole files of a table if
+      the files divide evenly among the shards, otherwise every n-th row.
+    num_epochs: Number of epochs (default: endless). Iteration stops as soon as one table has no
+      rows left.
+    reading: Number of threads, and number of chunks to read ahead.
   """
   base = int(time.time()) if seed is None else seed % 2**63
   streams = []
@@ -183,7 +185,7 @@ def read_rows(
     streams.append(_Stream(share or source.table, table_seed, first, step, num_epochs))
   pattern, rank, counts = _pattern(rates, base)
   total = 2**62
-  if num_epochs is not None:  # the rows end where the first table has none left
+  if num_epochs is not None:  # stop as soon as one table has no rows left
     ends = [divmod(len(stream), int(count)) for stream, count in zip(streams, counts, strict=True)]
     total = min(
       cycles * len(pattern) + int(np.flatnonzero(pattern == index)[row])
@@ -201,11 +203,11 @@ def read_rows(
       row_K = np.flatnonzero(table_N == index)
       columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[slot_N[row_K]])
       columns_by_table.append({**columns, _SLOT: row_K})
-    # Tokenize the rows of all tables together, then restore the order of the pattern.
+    # Tokenize the rows from all tables in one call, then restore the order of the pattern.
     rows = texts[0].tokenizer(_join(columns_by_table), {**lengths, _SLOT: None})
     order_N = np.argsort(rows.pop(_SLOT))
     if not len(order_N):
-      return None  # Grain skips it
+      return None  # Grain skips None
     return {name: column[order_N] for name, column in rows.items()}
 
   chunks = grain.MapDataset.range(-(-total // CHUNK))
@@ -213,7 +215,7 @@ def read_rows(
 
 
 def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: bool = True) -> None:
-  """Warns of dropped pairs and cut texts in the first chunk of each table.
+  """Logs how many pairs are dropped and how many texts are cut in each table's first chunk.
 
   Args:
     texts: The tables.
@@ -221,7 +223,7 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: boo
     warn: Whether to log the warning.
 
   Raises:
-    InputError: all pairs of a table are dropped.
+    InputError: every pair of a table is dropped.
   """
   total = dropped = sum(source.table.dropped for source in texts)
   cut = 0
@@ -252,15 +254,15 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: boo
 
 
 def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns an order, to be repeated, in which tables take turns at their rates.
+  """Returns a repeating order in which the tables alternate at their sampling rates.
 
   Returns:
-    The table of each row [P], its number among the rows of that table [P], and the number of rows
-    of each table.
+    The index of the table that each row comes from [P], the position of each row among the rows of
+    its table [P], and the number of rows from each table.
   """
   counts = np.ones(len(rates), int)
   if len(rates) > 1:
-    # At least one row per table, so that rounding removes no table.
+    # Keep at least one row per table, even if its rate rounds to zero rows.
     counts = np.maximum(1, np.rint(_PATTERN * np.array(rates) / sum(rates))).astype(int)
   table_P = np.repeat(np.arange(len(rates)), counts)
   pattern = np.random.default_rng([seed]).permutation(table_P)
@@ -271,16 +273,17 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class _Stream:
-  """A host's rows of all epochs of a table: every `step`-th row, from number `first` on.
+  """One host's rows of a table over all epochs: every `step`-th row, starting at `first`.
 
-  Each epoch has a new order: rows are shuffled within windows, and every window stays in place.
+  In each epoch, rows are shuffled anew within windows of neighboring rows. The windows themselves
+  stay in order.
 
   Attributes:
     table: The table.
-    seed: Seed of the order, or None for the order of the table.
-    first: Number of the first row.
-    step: Number of hosts that share the rows.
-    num_epochs: Number of epochs, or None for endless rows.
+    seed: Seed for shuffling, or None to keep the order of the table.
+    first: Index of the host's first row.
+    step: Number of hosts that divide the rows among themselves.
+    num_epochs: Number of epochs, or None to repeat the table endlessly.
   """
 
   table: tables.Table
@@ -296,7 +299,7 @@ class _Stream:
     """Returns the rows at these positions of the stream."""
     epoch_N, number_N = np.divmod(position_N * self.step + self.first, len(self.table))
     if self.seed is not None:
-      # One permutation for each epoch and window, the same on every host.
+      # Every host computes the same permutation for an epoch and window.
       start_N = number_N - number_N % self.table.window
       for epoch, start in set(zip(epoch_N.tolist(), start_N.tolist(), strict=True)):
         size = min(self.table.window, len(self.table) - start)
@@ -322,12 +325,12 @@ def _join(tables_columns: Sequence[tables.Columns]) -> dict[str, Any]:
 
 
 class BatchIterator(dataset_iterator.DatasetIterator):
-  """Iterates over the batches of a Grain dataset; upstream T5X accepts it, too.
+  """Iterates over the batches of a Grain dataset. Compatible with upstream T5X.
 
   Args:
     dataset: The dataset.
     element_spec: Shape and dtype of the columns of a batch.
-    shard: Number of the iterator's share of the rows, and number of shares.
+    shard: Index of the shard that the iterator reads, and the number of shards.
   """
 
   def __init__(
@@ -357,27 +360,27 @@ class BatchIterator(dataset_iterator.DatasetIterator):
     self._count = 0
 
   def state(self) -> dict[str, Any]:
-    """Returns the number of batches so far, and the state of the dataset, for JSON."""
+    """Returns the number of batches read and the dataset's position, as JSON values."""
     dataset = {"shard": self._shard, "iterator": self._iterator.get_state()}
     return {"batches": self._count, "dataset": dataset}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Continues after the batches of a state; only before the first batch.
+    """Continues after the batch at which the state was saved. Call this before the first batch.
 
     Raises:
-      ValueError: the state is of another share of the rows.
+      ValueError: the state was saved for a different shard.
     """
     if (shard := state["dataset"]["shard"]) != self._shard:
-      raise ValueError(f"it is of shard {shard} of the data, not {self._shard}")
+      raise ValueError(f"the state is for data shard {shard}, not {self._shard}")
     self._count = int(state["batches"])
     self._iterator.set_state(state["dataset"]["iterator"])
 
   def save(self, filename: Any) -> None:
-    """Writes the state, for upstream T5X."""
+    """Writes the state to a file; upstream T5X calls this."""
     epath.Path(filename).write_text(json.dumps(self.state()))
 
   def restore(self, filename: Any) -> None:
-    """Reads the state, for upstream T5X."""
+    """Reads the state from a file; upstream T5X calls this."""
     self.set_state(json.loads(epath.Path(filename).read_text()))
 
 
@@ -391,16 +394,16 @@ def batched(
   seed: int | None,
   boundaries: Sequence[int] | None = BOUNDARIES,
 ) -> BatchIterator:
-  """Returns batches of rows, each from one dataset; drops an incomplete last batch.
+  """Batches rows, never mixing datasets within a batch. Drops an incomplete last batch.
 
   Args:
-    rows: Datasets of some rows at a time, as columns [N, ...].
-    rates: How often each dataset is sampled.
-    spec: Shape and dtype of the columns of a row.
+    rows: Datasets whose elements are groups of rows, as columns [N, ...].
+    rates: Relative sampling rate of each dataset.
+    spec: Shape and dtype of each column of one row.
     size: Rows per batch.
-    shard: Number of this share of the rows, and number of shares.
+    shard: Index of this shard, and the number of shards.
     seed: See `length_batches`.
-    boundaries: See `length_batches`; with None, batches have texts of any length.
+    boundaries: See `length_batches`. None does not group texts by length.
   """
   if boundaries is None:
     batches = [grain.experimental.RebatchIterDataset(x, size, drop_remainder=True) for x in rows]
@@ -419,25 +422,25 @@ def length_batches(
   seed: int | None,
   boundaries: Sequence[int] = BOUNDARIES,
 ) -> grain.IterDataset:
-  """Returns batches of rows of similar length; drops an incomplete last batch.
+  """Batches rows of similar length. Drops an incomplete last batch.
 
-  Sorts the rows of at least `GROUP` batches and at least `GROUP_ROWS` rows at a time.
+  At least `GROUP_ROWS` rows, and enough rows for `GROUP` batches, are sorted at a time.
 
   Args:
-    rows: Some rows at a time, as columns [N, ...], with token ids under `inputs` and perhaps
-      `targets` and `negatives`; 0 is padding.
+    rows: Dataset whose elements are groups of rows, as columns [N, ...], with token ids under
+      `inputs` and optionally `targets` and `negatives`. Id 0 is padding.
     size: Rows per batch.
     longest: Maximum length of `inputs` and `targets`.
-    seed: Seed of the order of a group's batches; None puts short batches first.
-    boundaries: Maximum length of each length class, ascending; the longest length is added.
+    seed: Seed for shuffling the batches of each group, or None to put the shortest batches first.
+    boundaries: Maximum length of each length class, ascending. `longest` is added as the last.
   """
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 
   def cut(number: int, rows: Batch) -> list[Batch]:
     texts = [rows[name] for name in (*SIDES, "negatives") if name in rows]
-    # The length of the longest text of each row; hard negatives are [N, K, T].
+    # Length of the longest text in each row; hard negatives are [N, K, T].
     lengths = [np.count_nonzero(x, axis=-1).max(axis=tuple(range(1, x.ndim - 1))) for x in texts]
-    # Rows of one length class keep their order, because the sort is stable.
+    # The sort is stable, so rows in the same length class keep their order.
     class_N = np.searchsorted(bounds, np.max(lengths, axis=0))
     count = len(class_N) // size
     order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)

@@ -1,7 +1,7 @@
-"""Files of datasets of `vmsst data build`, read and written without importing TensorFlow.
+"""Reads and writes the shards of a `vmsst data build` dataset without importing TensorFlow.
 
-A file is TFRecord (https://www.tensorflow.org/tutorials/load_data/tfrecord); its records are
-tf.train.Example messages with one text per feature.
+Shards are TFRecord files (https://www.tensorflow.org/tutorials/load_data/tfrecord) of
+tf.train.Example messages, with one text per feature.
 """
 
 import array
@@ -17,8 +17,8 @@ from vmsst import errors, storage
 from vmsst.io import input_files
 
 FEATURES = ("corpus", "source", "source_language", "target", "target_language")
-"""Names of the texts of an example."""
-# "opus_bitext-train_deu_eng.tfrecord-00000-of-00002"; codes as of `readers.compact_code`.
+"""Feature names in each example."""
+# "opus_bitext-train_deu_eng.tfrecord-00000-of-00002", with codes from `readers.compact_code`.
 _NAME = re.compile(
   r".*-[a-z]+_([a-z]{3}(?:[A-Z][a-z]{3})?)_([a-z]{3}(?:[A-Z][a-z]{3})?)\.tfrecord(?:-\d+-of-\d+)?"
 )
@@ -26,18 +26,18 @@ _HEADER, _CHECKSUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
 def language_codes(path: str) -> tuple[str, str] | None:
-  """Returns the compact codes of the two languages in a file's name, or None."""
+  """Returns the two compact language codes in a shard's file name, or None."""
   match = _NAME.fullmatch(os.path.basename(path))
   return (match[1], match[2]) if match else None
 
 
 class Records:
-  """The records of a file, with random access.
+  """The records of a TFRecord file, with random access.
 
-  A file in an object store is copied to this machine, once per process.
+  A file in an object store is copied to the local disk, once per process.
 
   Raises:
-    InputError: the file is damaged; the message names it.
+    InputError: the file is damaged.
   """
 
   def __init__(self, path: str):
@@ -49,7 +49,7 @@ class Records:
       self._content: Any = b""
       if size:
         self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    # A record is a length with its checksum, then the content with its checksum.
+    # A record consists of a length and its checksum, then the content and its checksum.
     position = 0
     while position < size:
       self._starts.append(position)
@@ -65,7 +65,7 @@ class Records:
     return len(self._starts)
 
   def pair(self, number: int) -> tuple[str, str]:
-    """Returns source and target of an example.
+    """Returns the source and target texts of an example.
 
     Raises:
       InputError: the record is damaged, or is not such an example.
@@ -74,7 +74,7 @@ class Records:
     return texts["source"], texts["target"]
 
   def texts(self, number: int, names: Sequence[str] = FEATURES) -> dict[str, str]:
-    """Returns texts of an example, by the names of its features.
+    """Returns the texts of an example by feature name.
 
     Raises:
       InputError: the record is damaged, or is not such an example.
@@ -91,7 +91,7 @@ class Records:
       return {name: features[name].bytes_list.value[0].decode() for name in names}
     except (message.DecodeError, IndexError, ValueError):
       raise errors.InputError(
-        f"{self._path}: record {number + 1} is damaged, or not an example of `vmsst data build`; "
+        f"{self._path}: record {number + 1} is damaged or was not written by `vmsst data build`; "
         "copy or build the file again"
       ) from None
 
@@ -128,7 +128,7 @@ def _example_class() -> Any:
 
 
 def write(path: str | os.PathLike[str], records: Iterable[bytes]) -> tuple[int, int]:
-  """Writes a file; the same records give the same bytes.
+  """Writes records to a TFRecord file. The same records always produce the same bytes.
 
   Returns:
     The number of records, and the sum of their sizes in bytes.
@@ -147,7 +147,7 @@ def write(path: str | os.PathLike[str], records: Iterable[bytes]) -> tuple[int, 
 
 
 def _checksum(content: bytes) -> bytes:
-  """Returns the masked CRC-32C of TFRecord."""
+  """Returns the masked CRC-32C checksum that TFRecord uses."""
   crc = _crc32c()(content)
   rotated = crc >> 15 | crc << 17
   return _CHECKSUM.pack((rotated + 0xA282EAD8) & 0xFFFFFFFF)

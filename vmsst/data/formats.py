@@ -1,9 +1,9 @@
-"""Parsers of bitext formats; they yield rows, and a fault for everything that cannot be read.
+"""Parses bitext formats. Parsers yield rows, and a fault for each item that they cannot read.
 
     for item in formats.parse("tsv", ["x.tsv"], (german, english)):
-      ...  # a Row, or the Fault of a line that was left out
+      ...  # a Row, or a Fault for a line that could not be read
 
-Training uses `require`, and stops at the first fault. Dataset builds count faults.
+Training uses `require` to stop at the first fault. Dataset builds skip and count faults.
 """
 
 import codecs
@@ -25,21 +25,21 @@ from vmsst.languages import Language
 _UNKNOWN = (languages.UNDETERMINED, languages.UNDETERMINED)
 ROLES = {
   **dict.fromkeys(("query", "question"), "query"),
-  # The positives of a query are "pos" in FlagEmbedding's files.
+  # FlagEmbedding's files name the positives of a query "pos".
   **dict.fromkeys(("document", "passage", "answer", "pos"), "document"),
 }
-"""Names of columns that show the role of a text, and thus the prompt before it."""
+"""Maps a column name to the role of its texts, which selects their prompt."""
 _SCORES = ("score", "label", "scores", "labels", "similarity_score", "teacher_scores")
 _IDS = ("id", "idx", "index")  # fields that are neither texts nor scores
-# A TSV file has a header if all columns of its first line have such names.
+# If every column of the first line of a TSV file matches, the line is a header.
 _COLUMN = re.compile(
   rf"anchor|positive|negative(_\d+)?|sentence_?[12ab]|{'|'.join([*ROLES, *_SCORES])}|id", re.I
 )
-# TMX elements in a segment that contain markup of the original document, not text.
+# TMX elements within a segment that contain markup from the original document, not text.
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
 _UNIT_END = re.compile(r"</tu\s*>")
-_UNIT_CHARACTERS = 4 << 20  # Longer units are faults, to bound the memory.
+_UNIT_CHARACTERS = 4 << 20  # Longer units are faults, to limit memory use.
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 _MARKS = (
   (codecs.BOM_UTF8, "utf-8-sig"),
@@ -55,11 +55,11 @@ class Row(NamedTuple):
   """The texts of one pair.
 
   Attributes:
-    number: Line number, from 1; in TMX, number of the `<tu>`.
-    texts: Source and target, followed by hard negatives or other columns.
-    scores: Scores or labels: one of the pair, or one for each text after the first. The column
-      before the pair in a TSV file without a header is a string.
-    names: Names of the columns of the texts, if they have names.
+    number: Line number, starting at 1. In TMX, the position of the `<tu>` in the file.
+    texts: Source and target, followed by hard negatives or any further columns.
+    scores: Scores or labels, either one for the pair or one for each text after the first. If a TSV
+      file without a header has a score column before the pair, the score is a string.
+    names: Column names of the texts, if the file has column names.
   """
 
   number: int
@@ -72,8 +72,9 @@ class Fault(NamedTuple):
   """A line, unit or file that was skipped because it could not be read.
 
   Attributes:
-    location: `FILE:LINE` or `FILE`; the file is `x.zip/MEMBER` in an archive.
-    what: The reason, in the same words for every fault of its kind in a file.
+    location: `FILE:LINE` or `FILE`, where a file in an archive is `x.zip/MEMBER`.
+    what: The reason. All faults of the same kind in a file have the same wording, so that they can
+      be counted.
   """
 
   location: str
@@ -81,7 +82,7 @@ class Fault(NamedTuple):
 
 
 def require(items: Iterable[T | Fault]) -> Iterator[T]:
-  """Yields the items, but raises InputError at the first fault."""
+  """Yields the items until the first fault, which raises InputError."""
   for item in items:
     if isinstance(item, Fault):
       raise errors.InputError(f"{item.location}: {item.what}")
@@ -103,7 +104,7 @@ def parse(
     fields: JSONL only; see `record_rows`.
 
   Raises:
-    InputError: a record of TFRecord is damaged, or a file in an object store cannot be read.
+    InputError: a TFRecord record is damaged, or a file in an object store cannot be read.
   """
   path = paths[0]
   match kind:
@@ -121,7 +122,7 @@ def parse(
 
 
 def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] | Fault]:
-  """Yields the number, the location and the text of each line of a file, or its fault."""
+  """Yields the number, location and text of each line, or a fault if the line cannot be read."""
   number = 0
   try:
     for number, line in enumerate(archives.lines(chunks), 1):
@@ -132,7 +133,7 @@ def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] 
 
 
 def parse_moses(files: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
-  """Yields the rows of two texts: lines with the same number translate each other.
+  """Yields the rows of two aligned files, in which lines with the same number are translations.
 
   Args:
     files: Name and content of each file.
@@ -150,12 +151,12 @@ def parse_moses(files: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | 
 
 
 def parse_tsv(path: str) -> Iterator[Row | Fault]:
-  """Yields the rows of a TSV file: source TAB target, perhaps with further columns.
+  """Yields the rows of a TSV file: source TAB target, optionally followed by further columns.
 
-  If the first line is a header, such as "anchor TAB positive TAB score", the others are records
-  (see `record_rows`). Without one, a column of scores before the pair, as `vmsst mine` writes it,
-  becomes the score of each row (see `text_files.begin_with_scores`). All lines must have as many
-  columns as the first one. Empty lines are skipped.
+  If the first line is a header, such as "anchor TAB positive TAB score", all following lines are
+  parsed as records (see `record_rows`). A file without a header may have a score column before the
+  pair, as `vmsst mine` writes it (see `text_files.begin_with_scores`). All lines must have the same
+  number of columns. Empty lines are skipped.
   """
   scored = text_files.begin_with_scores(archives.lines(archives.file_chunks(path)))
   layout = "score (most lines begin with a number) TAB " * scored + "source TAB target"
@@ -182,7 +183,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
 
 
 def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
-  """Yields the number, location and content of each line of a JSONL file, or its fault."""
+  """Yields the number, location and value of each JSONL line, or a fault if it cannot be parsed."""
   for item in _lines(path, archives.file_chunks(path)):
     if isinstance(item, Fault):
       yield item
@@ -190,7 +191,7 @@ def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
     number, location, line = item
     try:
       yield number, location, json.loads(line)
-    except (ValueError, RecursionError) as error:  # also huge numbers and deep nesting
+    except (ValueError, RecursionError) as error:  # includes huge numbers and deep nesting
       yield Fault(location, f"not JSON: {error}")
 
 
@@ -199,16 +200,16 @@ def record_rows(
   pair: tuple[Language, Language] = _UNKNOWN,
   fields: Sequence[str] | None = None,
 ) -> Iterator[Row | Fault]:
-  """Yields the rows of records: one for each positive of a record.
+  """Yields one row for each positive of each record.
 
   Args:
-    records: Number and location of each record, for messages, and the record. It is a sequence of
-      texts, an object, or an object with an inner object at its key "translation". Faults pass
-      through.
-    pair: The languages of the two sides; if they are known, their codes name the fields.
-    fields: Names of the two text fields. If omitted, language codes name the fields. Without
-      languages, the text fields are the fields of the first record that contain a text or a list of
-      texts, in this order: source, target, hard negatives.
+    records: The number, location and value of each record. The value is a sequence of texts, an
+      object, or an object that contains the texts in an inner object under the key "translation".
+      Faults are yielded unchanged.
+    pair: The languages of the two sides, if known. Fields are then named by language code.
+    fields: Names of the two text fields. If omitted, the fields are found by the language codes of
+      `pair`. If the languages are unknown, too, every field that contains a text or a list of texts
+      in the first record is a text field, in the order source, target, hard negatives.
   """
   names = fields or ()
   for item in records:
@@ -229,7 +230,7 @@ def record_rows(
       grades = [name for name, x in record.items() if isinstance(x, numbers.Number)]
       grades = [name for name in grades if name not in (*names, *_SCORES, *_IDS)]
       if grades and not fields:
-        problem = f"{grades} may grade the pair; name it 'score', or remove other numbers"
+        problem = f"{grades} may be scores; rename one to 'score' or remove the fields"
         yield Fault(location, problem)
         continue
       score_values = (record.get(name) for name in (*_SCORES, *grades))
@@ -266,23 +267,24 @@ def _field_names(record: Mapping[str, Any], pair: tuple[Language, Language]) -> 
   if pair != _UNKNOWN:
     by_language = {language_or_none(name): name for name in names}
     return [_side(by_language, language) or language.name for language in pair]
-  # FlagEmbedding's list of negatives may be empty.
+  # FlagEmbedding's list of negatives may be empty, so `names` may lack "neg".
   return ["query", "pos", "neg"] if "pos" in record else names
 
 
 def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | Fault]:
-  """Yields the rows of a TMX file: every `<tu>` with one of the languages.
+  """Yields a row for each `<tu>` of a TMX file that contains at least one of the two languages.
 
-  The texts have single spaces; a missing side is "". Each unit is parsed on its own, so
-  ill-formed units do not affect others. Document type definitions are not read, so entities that
-  XML itself does not define are faults.
+  Whitespace in texts is collapsed to single spaces, and a missing side becomes "". Units are parsed
+  independently, so an ill-formed unit does not affect the rest of the file. Document type
+  definitions are not read, so a unit with an entity that XML itself does not define is a fault.
   """
   line, number, buffer = 1, 0, ""
   try:
     for chunk in _decode_xml(archives.file_chunks(path)):
       *pieces, buffer = _UNIT_END.split(buffer + chunk)
       for piece in pieces:
-        # `before` is the text between units. Without a start tag, it is parsed to report its fault.
+        # `before` is the text between units. If no unit starts in `piece`, parsing `before` reports
+        # the fault.
         before, *units = _UNIT_START.split(piece)
         location = line + (before.count("\n") if units else 0)
         for unit in units or [before]:
@@ -291,7 +293,7 @@ def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | F
           location += unit.count("\n")
         line += piece.count("\n")
       if len(buffer) > _UNIT_CHARACTERS:
-        yield Fault(f"{path}:{line}", f"a unit of more than {_UNIT_CHARACTERS >> 20} MB")
+        yield Fault(f"{path}:{line}", f"a unit is longer than {_UNIT_CHARACTERS >> 20} MB")
         return
   except archives.DamagedError as error:
     yield Fault(f"{path}:{line}", str(error))
@@ -307,7 +309,7 @@ def _unit_row(
   location: tuple[str, int],
   pair: tuple[Language, Language],
 ) -> Iterator[Row | Fault]:
-  """Yields the row of a unit (without its end tag) or a fault; nothing for other languages."""
+  """Yields the row of a unit, or a fault, or nothing if the unit has neither language."""
   path, line = location
   if "\ufffd" in unit:
     yield Fault(f"{path}:{line}", "a character that cannot be decoded")
@@ -337,7 +339,7 @@ def _unit_row(
 
 
 def _decode_xml(chunks: Iterable[bytes]) -> Iterator[str]:
-  """Yields the text of an XML file in pieces, with U+FFFD for bytes that cannot be decoded.
+  """Yields the text of an XML file in chunks, replacing bytes that cannot be decoded by U+FFFD.
 
   Raises:
     archives.DamagedError: the encoding is unknown, or it is UTF-16 without a byte order mark.
@@ -351,19 +353,19 @@ def _decode_xml(chunks: Iterable[bytes]) -> Iterator[str]:
         encoding = encoding or (declared[1].decode() if declared else "utf-8")
         decoder = codecs.getincrementaldecoder(encoding)("replace")
       yield decoder.decode(chunk)
-  except (LookupError, UnicodeError) as error:  # bad characters raise no error
+  except (LookupError, UnicodeError) as error:  # invalid characters do not raise
     raise archives.DamagedError(str(error)) from None
 
 
 def _side(by_language: dict[Language | None, T], language: Language) -> T | None:
-  """Returns the value of a language, or else of the same language in another script."""
+  """Returns the value for a language, falling back to the same language in a different script."""
   if language in by_language:
     return by_language[language]
   variants = (key for key in by_language if key and key.iso639_3 == language.iso639_3)
   return by_language.get(next(variants, language))
 
 
-@functools.lru_cache(maxsize=1 << 12)  # A file may contain any number of codes.
+@functools.lru_cache(maxsize=1 << 12)  # A file may contain any number of different codes.
 def language_or_none(code: str) -> Language | None:
   """Returns the language of a code, or None if the code is unknown."""
   try:

@@ -1,4 +1,4 @@
-"""Texts and their languages as callers pass them: lists, iterators or files."""
+"""Checks the texts and languages that callers pass, as lists, iterators or files."""
 
 import io
 import os
@@ -12,15 +12,15 @@ Texts = Iterable[str] | os.PathLike[str]
 
 
 def as_list(texts: Texts) -> list[str]:
-  """Returns the texts; a lone surrogate becomes U+FFFD, because UTF-8 cannot encode it.
+  """Returns the texts as a list, replacing lone surrogates by U+FFFD because UTF-8 lacks them.
 
   Args:
-    texts: Strings; an iterator is read to its end, an open file line by line without line ends. A
-      path (not a string) names a UTF-8 file, plain or gzipped, with one text per line.
+    texts: Strings in any ordered iterable, an open text file with one text per line, or a
+      `pathlib.Path` of a UTF-8 file, plain or gzipped, with one text per line.
 
   Raises:
-    TypeError: an item is not a string (None, NaN, bytes), or `check` refuses the texts; the message
-      names the item.
+    TypeError: an item is not a string (for example None, NaN or bytes), or `check` rejects the
+      texts.
     InputError: the file cannot be read.
   """
   if isinstance(texts, os.PathLike):
@@ -31,7 +31,7 @@ def as_list(texts: Texts) -> list[str]:
   strings = list(texts)
   for index, text in enumerate(strings):
     if not isinstance(text, str):
-      raise TypeError(f"sentence {index} is of type {type(text).__name__}, not str")
+      raise TypeError(f"sentence {index} has type {type(text).__name__}, not str")
     if not input_files.is_text(text):
       strings[index] = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
   return strings
@@ -40,16 +40,16 @@ def as_list(texts: Texts) -> list[str]:
 def check(texts: Iterable[str]) -> None:
   """Raises TypeError unless an object is an ordered iterable of texts.
 
-  Rejects a single string; sets, because they have no order; dictionaries and data frames, because
-  they give their keys; arrays that are not 1-D; and objects that are not collections.
+  Rejects a single string, sets (they have no order), dictionaries and data frames (iteration yields
+  their keys), arrays that are not 1-D, and objects that are not collections.
   """
   is_collection = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")
   is_other_type = isinstance(texts, (str, bytes, bytearray, Mapping, set, frozenset))
   if is_other_type or getattr(texts, "ndim", 1) != 1 or not is_collection:
     raise TypeError(
-      f"sentences are of type {type(texts).__name__}; pass a list of strings (for one sentence a "
-      "list of one; one column of a table; the values of a dictionary), or the path of a file as "
-      "pathlib.Path"
+      f"sentences have type {type(texts).__name__}; pass a list of strings (such as "
+      "[sentence], one column of a table, or the values of a dictionary), or the path of a file as "
+      "a pathlib.Path"
     )
 
 
@@ -62,14 +62,14 @@ def languages(value: Any, count: int) -> list[str]:
 
   Raises:
     TypeError: a code is not a string.
-    ValueError: the numbers of codes and sentences differ.
+    ValueError: the number of codes differs from the number of sentences.
   """
   if isinstance(value, str):
     return [value] * count
   is_list = isinstance(value, Collection) and not isinstance(value, (Mapping, Set))
   if not is_list or not all(isinstance(code, str) for code in value):
     raise TypeError(
-      f"language is {value!r}; it must be a language code, such as 'de', or a list of one code for "
+      f"language is {value!r}; pass a language code, such as 'de', or a list with one code for "
       "each sentence"
     )
   if len(value) != count:
@@ -78,7 +78,7 @@ def languages(value: Any, count: int) -> list[str]:
 
 
 def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:
-  """Returns the languages of sources and of targets; raises ValueError unless two are passed."""
+  """Returns the source and target languages; raises ValueError unless there are exactly two."""
   if isinstance(languages, str) or len(languages) != 2:
-    raise ValueError(f"languages is {languages!r}; give two values, for sources and targets")
+    raise ValueError(f"languages is {languages!r}; give two values: source and target")
   return languages[0], languages[1]

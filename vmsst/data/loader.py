@@ -1,4 +1,4 @@
-"""Batches of SeqIO tasks and mixtures; each host reads its share of the rows."""
+"""Loads batches from SeqIO tasks and mixtures. Each host reads its own shard of the rows."""
 
 import importlib
 import math
@@ -31,33 +31,34 @@ def get_batches(
   one_language_pair: bool = False,
   boundaries: Sequence[int] = batches.BOUNDARIES,
 ) -> batches.BatchIterator:
-  """Returns this host's rows of batches; bind to `train_script.train.get_dataset_fn`.
+  """Returns this host's part of each batch. Bind it to `train_script.train.get_dataset_fn`.
 
-  Each host reads its share of every task. The rows of all hosts form a batch, so the order of rows
-  depends on the seed and on the number of hosts. Grain reads tasks of the class
-  `seqio_tasks.TextTask`. SeqIO and TensorFlow read other tasks. A resumed run then reads the rows
-  that it was trained on, and skips them.
+  Each host reads its shard of every task, and the rows of all hosts together form a batch. The
+  order of the rows therefore depends on the seed and on the number of hosts. Grain reads
+  `seqio_tasks.TextTask` tasks. SeqIO and TensorFlow read all other tasks; a resumed run then has to
+  read and skip the rows that it was already trained on.
 
-  Batches of sentences of similar length have less padding. With in-batch negatives, they change the
-  loss, because negatives then have about the same length as the translation.
+  Grouping sentences by length reduces padding. It also changes losses with in-batch negatives,
+  because negatives then have about the same length as the translation.
 
   Args:
-    cfg: A `DatasetConfig` of T5X, or an object with its fields.
-    shard_id: Number of this host's share.
-    num_shards: Number of shares.
+    cfg: A T5X `DatasetConfig`, or an object with the same fields.
+    shard_id: Index of this host's shard.
+    num_shards: Number of shards.
     feature_converter_cls: The model's feature converter.
-    num_epochs: Number of epochs (default: endless). A mixture ends before any of its tasks would
-      begin another epoch.
-    group_by_length: Whether the sentences of a batch have similar lengths. Sorts the rows of
-      several batches by the length class of the longest sentence (see `boundaries`) and cuts
-      them into batches; with `cfg.shuffle`, in random order, the same on all hosts.
-    one_language_pair: Whether all rows of a batch are of one task of the mixture; each task of this
-      package has one language pair. Batches are then sampled at the rates of the tasks.
-    boundaries: Maximum length of each length class, ascending; the longest feature length is added.
+    num_epochs: Number of epochs (default: endless). A mixture ends as soon as one of its tasks has
+      no rows left.
+    group_by_length: Whether to batch sentences of similar length. The rows for several batches are
+      sorted by the length class of their longest sentence (see `boundaries`) and then split into
+      batches. With `cfg.shuffle`, these batches are shuffled, in the same order on all hosts.
+    one_language_pair: Whether all rows of a batch come from the same task of the mixture. In this
+      package, each task has one language pair. The task of each batch is sampled at the mixing
+      rates.
+    boundaries: Maximum length of each length class, ascending. The longest feature length is added.
 
   Raises:
-    InputError: the task is unknown, the batch size is not a multiple of `num_shards`, all pairs of
-      a task are dropped, or another value is wrong.
+    InputError: the task is unknown, the batch size is not a multiple of `num_shards`, every pair of
+      a task is dropped, or a configuration value is invalid.
   """
   provider = get_mixture_or_task(cfg)
   check_split(cfg)
@@ -66,15 +67,15 @@ def get_batches(
   is_mixture = isinstance(provider, seqio.Mixture)
   if one_language_pair and not (is_mixture or isinstance(provider, seqio_tasks.TextTask)):
     raise errors.InputError(
-      f"ONE_LANGUAGE_PAIR needs a task for each language pair, but {provider.name} is a single "
-      "task; make a mixture of tasks, or set it to False"
+      f"ONE_LANGUAGE_PAIR needs one task per language pair, but {provider.name} is a single "
+      "task; define a mixture of tasks or set ONE_LANGUAGE_PAIR to False"
     )
   tasks = [x for x in seqio.get_subtasks(provider) if isinstance(x, seqio_tasks.TextTask)]
   texts = [task.texts(cfg.split) for task in tasks if cfg.split in task.splits]
-  # Warn in training only: an evaluation opens one dataset for every task.
+  # Warn in training only, because an evaluation would repeat the warning for every task.
   batches.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
   seed = cfg.seed
-  if seed is None:  # All processes use the time of the first one.
+  if seed is None:  # All processes use the time of process 0.
     seed = multihost_utils.broadcast_one_to_all(np.int32(time.time()))
   seed = int(seed)
   size = cfg.batch_size // num_shards
@@ -87,9 +88,9 @@ def get_batches(
   def load(
     source: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
   ) -> tuple[grain.IterDataset, Spec]:
-    """Returns the rows of a task or mixture, and the shape and dtype of a row."""
+    """Returns the rows of a task or mixture, and the shape and dtype of each column."""
     tasks = [task for task in seqio.get_subtasks(source) if cfg.split in task.splits]
-    # Text tasks with one tokenizer are read by Grain, without TensorFlow.
+    # Grain reads text tasks that share a tokenizer, without TensorFlow.
     are_texts = tasks and all(
       isinstance(x, seqio_tasks.TextTask) and x.tokenizer == tasks[0].tokenizer for x in tasks
     )
@@ -157,9 +158,10 @@ def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
 
 
 class _TensorFlowDataset(grain.IterDataset):
-  """Elements of a tf.data dataset; an iterator's state is the number of elements so far.
+  """A tf.data dataset whose iterator state is the number of elements read.
 
-  A state can be set only before the first element, since tf.data shuffles anew in each iteration.
+  The state must be set before the first element is read, because tf.data reshuffles in each
+  iteration.
   """
 
   def __init__(self, dataset: tf.data.Dataset):
@@ -192,7 +194,7 @@ class _TensorFlowIterator(grain.DatasetIterator):
 
 
 def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
-  """Returns the mixture or task of a `DatasetConfig`, after importing the module of its tasks.
+  """Returns the mixture or task of a `DatasetConfig` after importing `module`, if set.
 
   Raises:
     InputError: no such task or mixture is registered.
@@ -214,7 +216,7 @@ def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
 
 def check_split(cfg: Any) -> None:
   """Raises InputError if the task of a `DatasetConfig` lacks its split."""
-  split = re.match(r"\w*", cfg.split)  # TFDS tasks also take slices and sums of splits
+  split = re.match(r"\w*", cfg.split)  # TFDS tasks also accept slices and sums of splits
   splits = sorted(get_mixture_or_task(cfg).splits)
   if split and split[0] not in splits:
     raise errors.InputError(
@@ -225,14 +227,15 @@ def check_split(cfg: Any) -> None:
 def epoch_steps(
   mixture_or_task_name: str, *, epochs: float, batch_size: int, split: str = "train"
 ) -> int:
-  """Returns the steps of epochs of data, for gin: `TRAIN_STEPS = @loader.epoch_steps()`.
+  """Converts epochs to training steps. In gin: `TRAIN_STEPS = @loader.epoch_steps()`.
 
-  An epoch has all pairs of the mixture, including pairs that are dropped because of their length.
+  An epoch counts every pair of the mixture, even pairs that are later dropped because of their
+  length.
 
   Args:
     mixture_or_task_name: A SeqIO mixture or task.
     epochs: Number of epochs.
-    batch_size: Pairs of a batch.
+    batch_size: Number of pairs per batch.
     split: The training split.
 
   Raises:
@@ -243,7 +246,7 @@ def epoch_steps(
   pairs = seqio.get_mixture_or_task(mixture_or_task_name).num_input_examples(split)
   if not pairs:
     raise errors.InputError(
-      f"the number of pairs of {mixture_or_task_name} ({split}) is unknown, so epochs have no "
-      "number of steps; set TRAIN_STEPS, EVAL_PERIOD and CHECKPOINT_PERIOD"
+      f"the number of pairs in {mixture_or_task_name} ({split}) is unknown, so epochs cannot be "
+      "converted to steps; set TRAIN_STEPS, EVAL_PERIOD and CHECKPOINT_PERIOD"
     )
   return math.ceil(epochs * pairs / batch_size)

@@ -1,19 +1,19 @@
 """Reads bitext files of every supported format in plain Python, one pair at a time.
 
-Formats, in UTF-8 (TMX: in the encoding of its XML declaration), all but shards plain or gzipped
-(`.gz`):
+Text files must be UTF-8, except that TMX may declare a different encoding. They may be gzipped
+(`.gz`). These formats are supported:
 
 | format | files | content |
 |---|---|---|
-| Moses | `x.de-en.de` and `x.de-en.en` | line i of one translates line i of the other |
-| TSV | `x.de-en.tsv` | source TAB target; columns with a header, such as anchor TAB positive; |
+| Moses | `x.de-en.de` and `x.de-en.en` | lines with the same number are translations |
+| TSV | `x.de-en.tsv` | source TAB target; or a header such as anchor TAB positive, then columns; |
 | | | or, as `vmsst mine` writes it, score TAB source TAB target |
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
-| JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or the inner object alone; |
-| | | without languages, `{"anchor": ..., "positive": ...}`, with fields of any name |
-| TFRecord | `x-train_deu_eng.tfrecord-00000-of-00001` | a file of a dataset of `vmsst data build` |
+| JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or only the inner object; |
+| | | or, if languages are unknown, fields with any names: `{"anchor": ..., "positive": ...}` |
+| TFRecord | `x-train_deu_eng.tfrecord-00000-of-00001` | a shard of a `vmsst data build` dataset |
 
-Every error names the file and the line, if any. Nothing here imports TensorFlow.
+Error messages name the file and, if possible, the line. Nothing here imports TensorFlow.
 """
 
 import dataclasses
@@ -28,21 +28,21 @@ from vmsst.io import input_files, manifest
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
-# After "-", scripts and regions are capitalized: `zh-TW-en` is Chinese-English, not Twi.
+# A script or region after "-" must be capitalized, so that `zh-TW-en` is Chinese-English, not Twi.
 _CODE = r"[a-z]{2,3}(?:_[A-Za-z0-9]+|-[A-Z][A-Za-z]{1,3})*"
 _PAIR_OF_CODES = re.compile(f"({_CODE})-({_CODE})")
 
 
 @dataclasses.dataclass(frozen=True)
 class BitextFile:
-  """A bitext of one language pair.
+  """A bitext for one language pair.
 
   Attributes:
     paths: The file, or the two files of a Moses pair (source side first).
     format: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
     source: Language of the source side.
     target: Language of the target side.
-    fields: JSONL only: names of the two fields if they are not language codes.
+    fields: Names of the two text fields in a JSONL file, unless the names are language codes.
   """
 
   paths: tuple[str, ...]
@@ -56,17 +56,17 @@ class BitextFile:
 
 
 def digest(bitext: BitextFile) -> str:
-  """Returns a hash of a bitext: of the content of its files, and of the options to read them."""
+  """Hashes the content of a bitext's files and the options that affect how they are read."""
   options = []
-  if bitext.format in ("tmx", "jsonl"):  # languages or fields select the texts
+  if bitext.format in ("tmx", "jsonl"):  # languages and fields select the texts
     options = [*map(language_code, (bitext.source, bitext.target)), *(bitext.fields or ())]
   return manifest.digest([input_files.sha256(path) for path in bitext.paths], options)
 
 
 def find_files(patterns: str | Sequence[str]) -> list[str]:
-  """Returns the absolute paths or URLs that match shell patterns, sorted within each pattern.
+  """Returns the absolute paths or URLs that match shell patterns, sorted for each pattern.
 
-  `**` matches any number of folders.
+  `**` matches any number of nested folders.
 
   Raises:
     InputError: a pattern matches no file.
@@ -85,17 +85,17 @@ def find_bitext(
   languages: tuple[str, str] | None = None,
   fields: tuple[str, str] | None = None,
 ) -> list[BitextFile]:
-  """Returns the bitexts that match shell patterns, in the order of the patterns, then by name.
+  """Returns the bitexts that match shell patterns, in pattern order and then by name.
 
   Args:
-    patterns: Files or shell patterns. One side of a Moses pair is enough to find both.
-    languages: Codes of the source and the target side. If omitted, each file name shows them
-      (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` next to `train.en`).
-    fields: Names of the source and the target field in JSONL files, if not language codes.
+    patterns: Files or shell patterns. For a Moses pair, one of the two files is enough.
+    languages: Codes of the source and target languages. If omitted, they are read from the file
+      names (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` next to `train.en`).
+    fields: Names of the source and target fields in JSONL files, unless they are language codes.
 
   Raises:
-    InputError: no file matches, a file name does not show format or languages, or a Moses file has
-      no counterpart.
+    InputError: no file matches a pattern, a file name lacks the format or the languages, or a Moses
+      file has no counterpart.
   """
   language_pair = None
   if languages is not None:
@@ -117,41 +117,41 @@ def languages_in_name(path: str) -> tuple[Language, Language]:
   """Returns the two languages in a file name (`x.de-en.tsv.gz`, `x-train_deu_eng.tfrecord`).
 
   Raises:
-    InputError: the name has no pair of known language codes, or more than one.
+    InputError: the name contains no pair of known language codes, or more than one pair.
   """
   pairs = _pairs_in_name(path)
   if len(pairs) != 1:
     reason = "more than one pair" if pairs else "no pair"
     raise errors.InputError(
-      f"{path}: its name has {reason} of known language codes (such as `de-en` between dots); "
-      "rename it or give the languages"
+      f"{path}: the name contains {reason} of known language codes (such as `de-en` between dots); "
+      "rename the file or specify the languages"
     )
   return pairs[0]
 
 
 def language_code(language: Language) -> str:
-  """Returns the unique code of a language. `languages_in_name` recognizes it in file names."""
+  """Returns the unique code of a language, which `languages_in_name` recognizes in file names."""
   is_default_script = languages_lib.language(language.iso639_3) == language
   return language.iso639_3 if is_default_script else f"{language.iso639_3}_{language.script}"
 
 
 def language_codes(languages: Iterable[Language]) -> list[str]:
-  """Returns the distinct codes of languages, sorted."""
+  """Returns the sorted, distinct codes of languages."""
   return sorted({language_code(language) for language in languages})
 
 
 def compact_code(language: Language) -> str:
-  """Returns a code that is unique to a language and has no "_": "deu", "cmnHant"."""
+  """Returns a unique language code without "_", such as "deu" or "cmnHant"."""
   return language_code(language).replace("_", "")
 
 
 def pair_name(source: Language, target: Language) -> str:
-  """Returns a name that is unique to a language pair, such as "deu_eng"."""
+  """Returns a unique name for a language pair, such as "deu_eng"."""
   return f"{compact_code(source)}_{compact_code(target)}"
 
 
 def by_pair(bitexts: Iterable[BitextFile]) -> dict[tuple[Language, Language], list[BitextFile]]:
-  """Returns the files of each language pair."""
+  """Groups bitexts by language pair."""
   groups: dict[tuple[Language, Language], list[BitextFile]] = {}
   for bitext in bitexts:
     groups.setdefault((bitext.source, bitext.target), []).append(bitext)
@@ -159,7 +159,7 @@ def by_pair(bitexts: Iterable[BitextFile]) -> dict[tuple[Language, Language], li
 
 
 def shown_pair(bitext: BitextFile) -> str:
-  """Returns the name of a file's language pair; "source_target" if it is unknown."""
+  """Returns the name of a bitext's language pair, or "source_target" if it is unknown."""
   if (bitext.source, bitext.target) != (languages_lib.UNDETERMINED, languages_lib.UNDETERMINED):
     return pair_name(bitext.source, bitext.target)
   pairs = _pairs_in_name(bitext.paths[0])
@@ -167,22 +167,23 @@ def shown_pair(bitext: BitextFile) -> str:
 
 
 def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
-  """Yields (source, target) of every pair in the file, in its order; a side may be empty.
+  """Yields every (source, target) pair in file order. Either text may be empty.
 
   Raises:
-    InputError: the line counts differ, text is not UTF-8, columns or fields are missing, a file is
-      truncated or corrupt, TMX contains an unknown entity, or the bitext has no pair.
+    InputError: the files differ in their number of lines, text is not UTF-8, a column or field is
+      missing, a file is truncated or corrupt, a TMX file contains an unknown entity, or the bitext
+      contains no pairs.
   """
   return ((row.texts[0], row.texts[1]) for row in read_rows(bitext))
 
 
 def read_rows(bitext: BitextFile, *, graded: bool = False) -> Iterator[formats.Row]:
-  """Yields rows: pairs as in `read_pairs`, hard negatives or other columns after them, and scores.
+  """Yields the pairs of `read_pairs` with hard negatives, further columns and scores, if any.
 
   Args:
     bitext: The file.
-    graded: Whether columns with names may have scores. If not, scores raise InputError, because
-      some of the pairs may not belong together.
+    graded: Whether named columns may contain scores. If not, a score raises InputError, because a
+      scored pair may not be a translation.
   """
   pair = (bitext.source, bitext.target)
   empty = True
@@ -190,14 +191,14 @@ def read_rows(bitext: BitextFile, *, graded: bool = False) -> Iterator[formats.R
     empty = False
     if row.names and row.scores and not graded:
       raise errors.InputError(
-        f"{bitext}:{row.number}: the scores or labels {row.scores}; remove them, and pairs that do "
-        "not belong together"
+        f"{bitext}:{row.number}: unexpected scores or labels {row.scores}; remove them, and remove "
+        "pairs that are not translations"
       )
     yield row
   if empty:
     raise errors.InputError(
-      f"{bitext}: contains no pair of {bitext.source.name} and {bitext.target.name}; check that it "
-      "is not empty"
+      f"{bitext}: contains no pair of {bitext.source.name} and {bitext.target.name} texts; check "
+      "that it is not empty"
     )
 
 
@@ -218,15 +219,15 @@ def _moses_pair(path: str, language_pair: tuple[Language, Language] | None) -> B
     other_stem, language = _moses_side(full)
     if other_stem == stem and language is not None and storage.path(full).is_file():
       paths.setdefault(language, full)
-  # If neither the caller nor the name has the pair, languages are in alphabetical order, but
-  # English is last, as in most corpora.
+  # If neither the caller nor the file name specifies the pair, sort the languages alphabetically,
+  # with English last, as in most corpora.
   name_pairs = _pairs_in_name(stem)
   by_name = sorted(paths, key=lambda x: (x.iso639_3 == "eng", x.name))
   pair = language_pair or (name_pairs[0] if len(name_pairs) == 1 else tuple(by_name))
   if len(pair) != 2 or not paths.keys() >= set(pair):
     raise errors.InputError(
       f"{path} needs one counterpart with a known language code, but the folder has files in "
-      f"{', '.join(x.name for x in by_name)}; add it, rename files, or give the languages"
+      f"{', '.join(x.name for x in by_name)}; add or rename a file, or specify the languages"
     )
   return BitextFile((paths[pair[0]], paths[pair[1]]), "moses", *pair)
 
@@ -242,7 +243,7 @@ def _pairs_in_name(path: str) -> list[tuple[Language, Language]]:
   matches = filter(None, map(_PAIR_OF_CODES.fullmatch, name.split(".")))
   codes = [match.groups() for match in matches]
   if shard_codes := dataset_shards.language_codes(name):
-    # Compact codes become codes of languages: "cmnHant" is "cmn_Hant".
+    # Convert compact codes to language codes: "cmnHant" to "cmn_Hant".
     codes = [tuple(re.sub("(?=[A-Z])", "_", code) for code in shard_codes)]
   pairs = [tuple(map(formats.language_or_none, pair)) for pair in codes]
   return list(dict.fromkeys((source, target) for source, target in pairs if source and target))

@@ -1,4 +1,4 @@
-"""Queries, documents and relevance judgments, in the layout of BEIR."""
+"""Queries, documents and relevance judgments, in BEIR's file layout."""
 
 import dataclasses
 import os
@@ -14,12 +14,13 @@ _SPLITS = ("dev", "validation", "test")
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalSet:
-  """Queries to answer with documents.
+  """Queries, and a document collection to search for the relevant documents.
 
   Attributes:
-    queries: Text of each query by its id.
-    documents: Text of each document by its id.
-    relevance: Grade of each relevant document of a query, by the ids of both; 0 is not relevant.
+    queries: Text of each query, by query id.
+    documents: Text of each document, by document id.
+    relevance: Relevance grades, by query id and then by document id. A grade of 0 means not
+      relevant.
   """
 
   queries: Mapping[str, str]
@@ -27,7 +28,7 @@ class RetrievalSet:
   relevance: Mapping[str, Mapping[str, float]]
 
   def with_prompts(self, query: str, document: str) -> "RetrievalSet":
-    """Returns the set with a text before each query, and one before each document."""
+    """Returns a copy with one prompt prepended to every query and one to every document."""
     return dataclasses.replace(
       self,
       queries={key: query + text for key, text in self.queries.items()},
@@ -36,7 +37,7 @@ class RetrievalSet:
 
   @property
   def digest(self) -> str:
-    """Hash of the content."""
+    """Hash of the queries, documents and grades."""
     return manifest.digest(*map(dict, (self.queries, self.documents, self.relevance)))
 
 
@@ -47,16 +48,16 @@ class _Record(msgspec.Struct, rename={"id": "_id"}):
 
 
 def read(folder: str | os.PathLike[str]) -> RetrievalSet:
-  """Reads a set of BEIR, or another set with the same files.
+  """Reads a retrieval set in BEIR's file layout.
 
   Args:
-    folder: Folder with three files. `corpus.jsonl` has the fields `_id`, `title` and `text`, and
-      `queries.jsonl` the fields `_id` and `text`. The judgments are in `qrels/dev.tsv`, otherwise
-      in `qrels/validation.tsv` or `qrels/test.tsv`: a header, then query id TAB document id TAB
-      grade. Queries without judgments are dropped.
+    folder: Folder with three files. `corpus.jsonl` has the fields `_id`, `title` and `text`.
+      `queries.jsonl` has the fields `_id` and `text`. The judgments are read from the first of
+      `qrels/dev.tsv`, `qrels/validation.tsv` and `qrels/test.tsv` that exists: a header, then lines
+      of query id TAB document id TAB grade. Queries without judgments are dropped.
 
   Raises:
-    InputError: a file is missing or malformed, or judges an unknown query or document.
+    InputError: a file is missing or malformed, or a judgment has an unknown query or document id.
   """
   paths = [os.path.join(folder, "qrels", f"{split}.tsv") for split in _SPLITS]
   path = next(filter(storage.is_file, paths), paths[0])
@@ -74,8 +75,8 @@ def read(folder: str | os.PathLike[str]) -> RetrievalSet:
     query, document, grade = columns if len(columns) == 3 else ("", "", "")
     if query not in queries or document not in documents or not grade.isdecimal():
       raise errors.InputError(
-        f"{path}:{number}: {input_files.shown(line)}; write the id of a query, the id of a "
-        "document and a grade, with TABs between"
+        f"{path}:{number}: {input_files.shown(line)}; write a query id, a document id and a grade, "
+        "separated by TABs"
       )
     relevance.setdefault(query, {})[document] = float(grade)
   return RetrievalSet({query: queries[query] for query in relevance}, documents, relevance)

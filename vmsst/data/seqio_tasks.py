@@ -1,8 +1,8 @@
-"""SeqIO tasks of texts, their features, and mixtures of language pairs.
+"""SeqIO tasks for tables of texts, their features, and mixtures of language pairs.
 
-A task has a table of texts, a vocabulary and features. `TextTask.get_dataset` returns the rows of
-`batches.read_rows` to SeqIO and T5X. `BitextFeatureConverter` converts them to the inputs of a
-sentence encoder in training and evaluation.
+A task consists of tables of texts, a vocabulary and features. `TextTask.get_dataset` returns the
+rows from `batches.read_rows` to SeqIO and T5X. `BitextFeatureConverter` pads these rows to the
+input lengths of a sentence encoder, in training and evaluation.
 """
 
 import copy
@@ -21,26 +21,26 @@ from vmsst.data.tables import SIDES, TEACHER_SIDES
 from vmsst.languages import Language
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
-# The arguments of all names from `unique_name`, by kind of name. The dict is global, like
-# the registries of seqio: gin may call a function such as `files` several times, and the same
-# arguments must name the same registered mixture.
+# The arguments behind every name that `unique_name` returned, by kind. The dict is global, like
+# SeqIO's registries, because gin may call a function such as `files` several times, and calls with
+# the same arguments must return the same registered mixture.
 _NAMES: dict[str, list[str]] = {}
 
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
-"""Optional features, left out if they have no length: hard negatives of a pair's source, and a
-teacher's vectors of both sides."""
+"""Optional features, omitted if no length is set for them: hard negatives of the source text, and
+teacher vectors for both texts."""
 _TOKENS = seqio.FeatureConverter.FeatureSpec(dtype=tf.int32)
 _VECTOR = seqio.FeatureConverter.FeatureSpec(dtype=tf.float32)
 
 
 class TableSource(seqio.DataSource):
-  """The tables of a task's splits, for `TextTask`.
+  """Opens the table for each split of a `TextTask`.
 
   Args:
-    splits: For each split, a function that opens its table.
+    splits: A function for each split that opens the table.
 
   Attributes:
-    table: Returns the table of a split, and opens it when it is first needed.
+    table: Function that returns the table of a split. The table is opened on first use.
   """
 
   def __init__(self, splits: Mapping[str, Callable[[], tables.Table]]):
@@ -49,11 +49,11 @@ class TableSource(seqio.DataSource):
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """True: shard i of n has rows i, i + n, i + 2n ... of the order of all epochs."""
+    """True: shard i of n contains rows i, i + n, i + 2n, ..., counted across epochs."""
     return True
 
   def list_shards(self, split: str) -> Sequence[str]:
-    """Returns one shard, the split itself."""
+    """Returns a single shard, named after the split."""
     return [split]
 
   def num_input_examples(self, split: str) -> int:
@@ -61,23 +61,23 @@ class TableSource(seqio.DataSource):
     return len(self.table(split))
 
   def get_dataset(self, *arguments: Any, **options: Any) -> tf.data.Dataset:
-    """Raises NotImplementedError: `TextTask` reads the rows."""
-    raise NotImplementedError("read the rows of the task")
+    """Raises NotImplementedError, because `TextTask` reads the rows."""
+    raise NotImplementedError("call get_dataset on the task, not on its source")
 
 
 class TextTask(seqio.Task):
-  """A seqio task of a table of texts that are tokenized while they are read.
+  """A SeqIO task that tokenizes a table of texts while reading it.
 
   Args:
     name: Name of the task.
-    source: The tables.
+    source: The table for each split.
     output_features: The features.
     vocabulary: Tokenizes all texts.
-    max_length: Maximum number of tokens of a text, or None for no limit. Rows with a longer text
-      are dropped, and so are rows with a text without tokens; negatives do not count.
-    keep_all: Whether to keep all rows instead, and to cut longer texts to `max_length`.
-    pair: The language pair, or None if rows have several or it is unknown.
-    **options: More arguments of seqio.Task.
+    max_length: Maximum number of tokens per text, or None for no limit. A row is dropped if the
+      source or target is longer or has no tokens. Hard negatives are not checked.
+    keep_all: Whether to keep every row and cut longer texts to `max_length` instead.
+    pair: The language pair, or None if it is unknown or differs between rows.
+    **options: Further arguments for seqio.Task.
   """
 
   def __init__(
@@ -97,7 +97,7 @@ class TextTask(seqio.Task):
     self.pair = pair
 
   def texts(self, split: str) -> batches.Texts:
-    """Returns the texts of a split."""
+    """Returns the texts of a split and their tokenizer."""
     return batches.Texts(f"{self.name} {split}", self.source.table(split), self.tokenizer)
 
   def get_dataset(
@@ -113,14 +113,14 @@ class TextTask(seqio.Task):
     trim_output_features: bool = True,
     try_in_mem_cache: bool = True,
   ) -> tf.data.Dataset:
-    """Returns rows like seqio.Task, padded to the requested lengths, in the order of `read_rows`.
+    """Returns the rows from `read_rows` as a tf.data dataset, padded to the requested lengths.
 
-    `EXTRA_FEATURES` are included if `sequence_length` has their length.
+    If `sequence_length` is set, each of `EXTRA_FEATURES` is included only if it has a length there.
 
     Raises:
       InputError: see `check_texts`.
     """
-    # Texts are tokenized and cut while they are read, so a cache has no use.
+    # Texts are tokenized and cut while they are read, so caching would not help.
     del shuffle_buffer_size, use_cached, try_in_mem_cache, trim_output_features
     requested = sequence_length or {}
     texts = self.texts(split)
@@ -137,7 +137,8 @@ class TextTask(seqio.Task):
     )
     signature = {name: tf.TensorSpec([None, *x.shape], x.dtype) for name, x in spec.items()}
     dataset = tf.data.Dataset.from_generator(lambda: chunks, output_signature=signature).unbatch()
-    # Sides without a fixed length are padded to the longest of their chunk: remove the padding.
+    # Texts without a fixed length were padded to the longest text in their chunk. Remove the
+    # padding.
     for name in SIDES:
       if name in lengths and not lengths[name]:
         dataset = dataset.map(
@@ -147,10 +148,10 @@ class TextTask(seqio.Task):
 
 
 class SeqioVocabulary(seqio.Vocabulary):
-  """A `vmsst.data.vocabularies` vocabulary as a seqio vocabulary, with the same ids.
+  """Wraps a `vmsst.data.vocabularies` vocabulary as a SeqIO vocabulary with the same ids.
 
-  Without an EOS token, `eos_id` is None. In seqio's class it is -1, and preprocessors would append
-  this id.
+  If the vocabulary has no EOS token, `eos_id` is None. SeqIO's own class returns -1 in this case,
+  which preprocessors would append to the ids.
   """
 
   def __init__(self, vocabulary: vocabularies.Vocabulary):
@@ -159,7 +160,7 @@ class SeqioVocabulary(seqio.Vocabulary):
 
   @property
   def bos_id(self) -> None:
-    """None, because seqio must not add a BOS token."""
+    """None, so that SeqIO never adds a BOS token."""
 
   @property
   def eos_id(self) -> int | None:
@@ -168,7 +169,7 @@ class SeqioVocabulary(seqio.Vocabulary):
 
   @property
   def unk_id(self) -> int | None:
-    """Id of unknown pieces."""
+    """Id for unknown pieces, or None."""
     return self.wrapped.unk_id
 
   @property
@@ -198,7 +199,7 @@ class SeqioVocabulary(seqio.Vocabulary):
 
 
 def text_feature(vocabulary: vocabularies.Vocabulary) -> seqio.Feature:
-  """Returns the seqio feature of token ids, with an EOS token if the vocabulary has one."""
+  """Returns a SeqIO feature for token ids, with an EOS token if the vocabulary has one."""
   return seqio.Feature(
     SeqioVocabulary(vocabulary),
     add_eos=vocabulary.eos_id is not None,
@@ -212,12 +213,12 @@ def pair_features(
   negatives: int = 0,
   teacher: bool = False,
 ) -> Mapping[str, seqio.Feature]:
-  """Returns the seqio features of a pair: two texts, two language ids, and extra features.
+  """Returns the SeqIO features of a pair: two texts, two language ids, and any extra features.
 
   Args:
     vocabulary: Tokenizes the texts.
-    negatives: Number of hard negatives of a pair.
-    teacher: Whether pairs have a teacher's vectors, from `vmsst data embed`.
+    negatives: Number of hard negatives per pair.
+    teacher: Whether pairs include teacher vectors from `vmsst data embed`.
   """
   size = 1 + max(language.index for language in languages_lib.LANGUAGES)
   language = seqio.Feature(seqio.PassThroughVocabulary(size=size), add_eos=False, dtype=tf.int32)
@@ -243,33 +244,33 @@ def check_lengths(
   lengths: Mapping[str, Any],
   passed_through: Iterable[str] = (),
 ) -> None:
-  """Raises InputError if `task_feature_lengths` do not fit the data.
+  """Raises InputError if `task_feature_lengths` does not match the data.
 
   Args:
-    shapes: Shape of each column of a row.
+    shapes: Shape of each column in one row.
     lengths: `task_feature_lengths`; see `BitextFeatureConverter`.
-    passed_through: Further columns that may have a length.
+    passed_through: Further features that may have a length.
   """
   possible = {*(BitextFeatureConverter.TASK_FEATURES.keys() & shapes.keys()), *passed_through}
   if "inputs" not in lengths or not possible.issuperset(lengths):
     raise errors.InputError(
       f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs', and the data only has "
-      f"{sorted(possible)} (negatives and teacher of bitext.files add more)"
+      f"{sorted(possible)} (set bitext.files.negatives or bitext.files.teacher to add more)"
     )
   for name in lengths.keys() & TEACHER_SIDES:
-    requirement = f"{shapes[name][0]}, as the teacher's vectors have"
+    requirement = f"{shapes[name][0]}, the dimension of the teacher's vectors"
     same = lengths[name] == shapes[name][0]
     errors.check(same, f"task_feature_lengths[{name!r}]", lengths[name], requirement)
 
 
 class BitextFeatureConverter(seqio.FeatureConverter):
-  """Pads every feature to its length; model features have the names of task features.
+  """Pads every feature to its length. Model features have the same names as task features.
 
-  The length of `negatives`, a matrix, is (number of texts, length of each text). The length of
-  `teacher_inputs` and `teacher_targets` is the dimension of the vectors.
+  The length of the matrix feature `negatives` is a tuple: the number of texts and the length of
+  each text. The length of `teacher_inputs` and `teacher_targets` is the dimension of the vectors.
 
-  Works for pairs and single texts: the features of a call are the keys of its
-  `task_feature_lengths`, e.g. only `inputs` in evaluation.
+  Each call converts only the features in its `task_feature_lengths`, so single texts are supported,
+  too. For example, evaluation passes only `inputs`.
   """
 
   TASK_FEATURES: Mapping[str, seqio.FeatureConverter.FeatureSpec] = {
@@ -284,8 +285,8 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   PACKING_FEATURE_DTYPES = None
 
   def __init__(self, pack: bool = False, use_custom_packing_ops: bool = False, **options):
-    """Takes the arguments of seqio.FeatureConverter; it refuses `pack`."""
-    # Padding gives every row its length; checking it again would cost as much.
+    """Accepts the arguments of seqio.FeatureConverter, except that `pack` must be False."""
+    # Padding already guarantees the lengths, and checking them would take as long as padding.
     super().__init__(
       pack=pack,
       use_custom_packing_ops=use_custom_packing_ops,
@@ -295,7 +296,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   def __call__(
     self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, Any]
   ) -> tf.data.Dataset:
-    """Returns the features that have a length, padded to it, and drops all others.
+    """Pads the features that have a length and drops all other features.
 
     Raises:
       InputError: see `check_lengths`.
@@ -320,22 +321,22 @@ class BitextFeatureConverter(seqio.FeatureConverter):
       return spec[name].shape[: len(lengths)].as_list() == lengths
 
     if set(spec) == set(features) and all(map(is_padded, features)):
-      return ds  # Padded already; another step per row would cost more than all steps so far.
+      return ds  # Already padded; one more map over rows would cost more than the whole pipeline.
 
     narrow = ds.map(lambda row: {name: row[name] for name in features})
     return seqio.trim_and_pad_dataset(narrow, task_feature_lengths)
 
   def get_model_feature_lengths(self, task_feature_lengths: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the lengths of the task, unchanged."""
+    """Returns the task feature lengths unchanged."""
     return task_feature_lengths
 
 
 def weight_power(weighting: str, temperature: float | None) -> float:
-  """Returns the exponent that turns the size of a language pair into its weight.
+  """Returns the exponent that converts the size of a language pair to its sampling weight.
 
   Args:
     weighting: One of WEIGHTINGS; see `files`.
-    temperature: Only for "temperature".
+    temperature: The temperature; only for the weighting "temperature".
 
   Raises:
     InputError: an argument is invalid.
@@ -344,14 +345,14 @@ def weight_power(weighting: str, temperature: float | None) -> float:
   if weighting == "temperature" and temperature is not None and temperature > 0:
     return 1 / temperature
   valid = temperature is None and weighting != "temperature"
-  errors.check(valid, "temperature", temperature, "a number above 0 with 'temperature', else None")
+  errors.check(valid, "temperature", temperature, "positive with 'temperature', otherwise None")
   return 1.0 if weighting == "proportional" else 0.0
 
 
 def unique_name(kind: str, *arguments: object) -> str:
-  """Returns `kind`, with a number after it if other arguments have that name already.
+  """Returns `kind`, with a number appended if it already refers to different arguments.
 
-  The same arguments always get the same name.
+  Calls with the same arguments always return the same name.
   """
   keys = _NAMES.setdefault(kind, [])
   key = repr(arguments)
@@ -369,16 +370,16 @@ def add(
   max_length: int | None,
   power: float,
 ) -> str:
-  """Registers a mixture and its tasks, unless they exist already. Returns the mixture's name.
+  """Registers a mixture and its tasks unless they already exist, and returns the mixture's name.
 
   Args:
-    name: Name of the mixture; its tasks are `NAME_deu_eng` and so on.
-    sources: The texts of each language pair.
+    name: Name of the mixture. Its tasks are named `NAME_deu_eng` and so on.
+    sources: The tables for each language pair.
     output_features: The features of the tasks.
     vocabulary: Tokenizes the texts.
-    max_length: Maximum number of tokens of a side, or None for no limit; pairs with a longer side
+    max_length: Maximum number of tokens per text, or None for no limit. Pairs with a longer text
       are dropped.
-    power: Exponent of the weights; see `weight_power`.
+    power: Exponent for the sampling weights; see `weight_power`.
   """
   if name not in seqio.MixtureRegistry.names():
     tasks = []
@@ -398,17 +399,17 @@ def add(
 
 
 def languages(mixture_or_task_name: Any) -> list[str] | None:
-  """Returns the codes of the languages that a mixture trains on; None if they are unknown.
+  """Returns the codes of the languages in a mixture's training data, or None if unknown.
 
   Args:
-    mixture_or_task_name: As in T5X's `DatasetConfig`. Only tasks of this package show their
-      languages.
+    mixture_or_task_name: As in T5X's `DatasetConfig`. Languages are known only for tasks from this
+      package.
   """
   provider = mixture_or_task_name
   if isinstance(provider, str):
     try:
       provider = seqio.get_mixture_or_task(provider)
-    except ValueError:  # `DatasetConfig.module` may register it later.
+    except ValueError:  # `DatasetConfig.module` may register the mixture later.
       return None
   tasks = seqio.get_subtasks(provider)
   pairs = (x.pair for x in tasks if isinstance(x, TextTask) and x.pair and "train" in x.splits)
@@ -416,6 +417,6 @@ def languages(mixture_or_task_name: Any) -> list[str] | None:
 
 
 def _rate(task: seqio.Task, power: float) -> float:
-  """Returns the weight of a task: a power of its number of pairs."""
+  """Returns the sampling weight of a task, a power of its number of pairs."""
   split = "train" if "train" in task.splits else "validation"
   return float(task.num_input_examples(split)) ** power

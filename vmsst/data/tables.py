@@ -1,12 +1,12 @@
-"""Tables of texts: the rows of one split of a task, with random access.
+"""Random access to the rows of one split of a task.
 
-Training reads rows in random order, so a table must find any row at once. `TextTable` holds texts
-that were read from files of any format and checked; `RecordTable` reads the files of a built
-dataset in place. Both map files, so texts take no memory.
+Training reads rows in random order, so a table must be able to find any row quickly. `TextTable`
+copies texts from files of any format to a temporary file. `RecordTable` reads the files of a built
+dataset in place. Both classes memory-map their files, so texts do not have to fit in memory.
 
-For distillation, rows have precomputed vectors by a trained encoder, the teacher. `vmsst data
-embed` writes one NumPy file per bitext of N pairs, float32 [N, 2, S]: the vectors of source and
-target of every line.
+For distillation, rows also contain vectors that a trained encoder, the teacher, computed in
+advance. For each bitext of N pairs, `vmsst data embed` writes one NumPy file, float32 [N, 2, S],
+with the source and target vectors of every line.
 """
 
 import abc
@@ -27,14 +27,14 @@ from vmsst.data.readers import BitextFile
 from vmsst.io import array_files, manifest
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
-"""The two texts of a pair, and their language ids."""
+"""Column names of the two texts of a pair, and of their language ids."""
 OBJECTIVE = "objective/"
-"""Prefix of the name of a column of width 0; the rest of the name is the objective of a row."""
+"""Name prefix of a zero-width column whose name ends with the training objective for its rows."""
 TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
-"""A teacher's vectors of the two texts."""
+"""Column names of the teacher's vectors for the two texts."""
 
 Columns = Mapping[str, Any]
-"""Columns of N rows by name: texts are lists, `negatives` a list of lists, others arrays [N, ...].
+"""Columns by name. Texts are lists, `negatives` is a list of lists, all others are arrays [N, ...].
 """
 
 
@@ -42,7 +42,7 @@ class Table(abc.ABC):
   """Rows of texts.
 
   Attributes:
-    dropped: Number of rows that were left out because they lack a text.
+    dropped: Number of rows that were skipped because a text is missing.
     window: Number of neighboring rows that are shuffled together.
   """
 
@@ -58,23 +58,24 @@ class Table(abc.ABC):
     """Returns the rows of these numbers, in their order."""
 
   def share(self, index: int, count: int) -> "Table | None":
-    """Returns a table of one host's files, or None if hosts cannot have equally many files."""
+    """Returns a table of one host's files, or None if files do not divide evenly among hosts."""
     del index, count
     return None
 
 
 class TextTable(Table):
-  """Texts, copied to a temporary file, and other columns.
+  """Texts in a temporary file, with further columns in memory.
 
   Args:
-    texts: The texts of each row: `inputs`, perhaps `targets`, then any number of `negatives`.
-    columns: For each other column, its rows: an array [N, ...], or another object that an array of
-      row numbers indexes.
-    prompts: Texts before all inputs, and before all targets and negatives.
+    texts: The texts of each row: `inputs`, optionally `targets`, then any number of `negatives`.
+    columns: The further columns. Each is an array [N, ...], or an object that can be indexed with
+      an array of row numbers.
+    prompts: The prompt to prepend to every input, and the prompt to prepend to every target and
+      negative.
 
   Attributes:
-    columns: The other columns; callers may add more.
-    count_N: Number of texts of each row.
+    columns: The further columns. Callers may add columns.
+    count_N: Number of texts in each row.
   """
 
   def __init__(
@@ -92,7 +93,7 @@ class TextTable(Table):
       file.flush()
       self._bytes: Any = b""
       if ends[-1]:
-        # The memory map keeps the unnamed temporary file alive.
+        # The memory map keeps the file open after the `with` block.
         self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     self._ends = np.frombuffer(ends, np.int64)
     self.count_N = np.frombuffer(counts, np.int64) if counts else np.zeros(0, np.int64)
@@ -105,7 +106,7 @@ class TextTable(Table):
     return len(self.count_N)
 
   def rows(self, number_N: np.ndarray) -> Columns:
-    """Returns the rows of these numbers, in their order; missing negatives are ""."""
+    """Returns the rows with these numbers, in the same order. Missing negatives are ""."""
     width = self.count_N.max(initial=1)
     texts = [self._texts(number_N, column) for column in range(width)]
     columns: dict[str, Any] = dict(zip(SIDES, texts, strict=False))
@@ -114,7 +115,7 @@ class TextTable(Table):
     return columns | {name: column[number_N] for name, column in self.columns.items()}
 
   def _texts(self, number_N: np.ndarray, column: int) -> list[str]:
-    """Returns the texts in a column of these rows, with their prompt, or "" for missing texts."""
+    """Returns the texts in one column of these rows, with the prompt; missing texts are ""."""
     prompt = self._prompts[min(column, 1)]
     exists_N = self.count_N[number_N] > column
     cell_N = np.where(exists_N, self._starts[number_N] + column, 0)
@@ -134,7 +135,7 @@ class TextTable(Table):
 
   @functools.cached_property
   def digest(self) -> str:
-    """Hash of the texts and of the columns that are arrays."""
+    """Hash of the texts and all array columns."""
     content = hashlib.sha256(self._bytes)
     arrays = {n: x for n, x in self.columns.items() if isinstance(x, np.ndarray)}
     for array_N in (self._ends, self.count_N, *(arrays[name] for name in sorted(arrays))):
@@ -145,15 +146,15 @@ class TextTable(Table):
 def open_records(
   files: Sequence[BitextFile], counts: Sequence[int], teacher: str | None = None
 ) -> "RecordTable":
-  """Opens files of a built dataset.
+  """Opens files of a built dataset as a table.
 
   Args:
     files: The files, of one language pair.
     counts: Number of pairs in each.
-    teacher: Folder of a teacher's vectors of the files, or None.
+    teacher: Folder with a teacher's vectors for the files, or None.
 
   Raises:
-    InputError: the vectors do not belong to the files.
+    InputError: the vectors do not match the files.
   """
   vectors = []
   if teacher:
@@ -163,17 +164,18 @@ def open_records(
 
 
 class RecordTable(Table):
-  """Pairs in files of a dataset of `vmsst data build`, in the random order of the files.
+  """Pairs from the files of a `vmsst data build` dataset, in file order, which is random.
 
-  A file is opened, and copied from an object store, when one of its rows is first read.
+  A file is opened when one of its rows is first read. If it is in an object store, it is copied
+  first.
 
   Args:
     files: The files, of one language pair.
     counts: Number of pairs in each.
-    vectors: A teacher's vectors of each file, or none.
+    vectors: A teacher's vectors for each file; empty if there is no teacher.
   """
 
-  window = 10_000  # Files have random order already; a small window keeps few files open.
+  window = 10_000  # Files are already in random order; a small window keeps few files open.
 
   def __init__(
     self, files: Sequence[BitextFile], counts: Sequence[int], vectors: Sequence[np.ndarray] = ()
@@ -197,7 +199,7 @@ class RecordTable(Table):
     """Returns the rows of these numbers, in their order.
 
     Raises:
-      InputError: a file is missing or damaged, or has another number of pairs.
+      InputError: a file is missing or damaged, or its number of pairs differs from `counts`.
     """
     file_N = np.searchsorted(self._starts, number_N, side="right") - 1
     record_N = number_N - self._starts[file_N]
@@ -209,31 +211,31 @@ class RecordTable(Table):
     return dict(texts) | {name: column[number_N] for name, column in self._columns.items()}
 
   def share(self, index: int, count: int) -> "RecordTable | None":
-    """Returns a table of one host's files, or None if hosts cannot have equally many files."""
-    if len(self._files) % count:  # Rows of hosts with fewer files would repeat more often.
+    """Returns a table of one host's files, or None if files do not divide evenly among hosts."""
+    if len(self._files) % count:  # A host with fewer files would repeat its rows more often.
       return None
     host_files = slice(index, None, count)
     return RecordTable(self._files[host_files], self._counts[host_files], self._vectors[host_files])
 
 
-@functools.lru_cache(maxsize=256)  # open files
+@functools.lru_cache(maxsize=256)  # maximum number of open files
 def _open_records(path: str, count: int) -> dataset_shards.Records:
   records = dataset_shards.Records(path)
   if len(records) != count:
     raise errors.InputError(
-      f"{path} has {len(records)} pairs, but the dataset's description counts {count}; copy or "
+      f"{path} has {len(records)} pairs, but the dataset's description says {count}; copy or "
       "build the dataset again"
     )
   return records
 
 
 def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
-  """Opens the vectors of a bitext, float32 [lines, 2, S], as a memory map.
+  """Memory-maps the vectors of a bitext, float32 [lines, 2, S].
 
-  A file in an object store is copied, once per process.
+  A file in an object store is copied to the local disk, once per process.
 
   Raises:
-    InputError: the file is missing or cannot be read, or contains something else.
+    InputError: the file is missing or unreadable, or is not an array of this shape.
   """
   path = vectors_path(folder, bitext)
   local = storage.cached_copy(path)
@@ -242,36 +244,38 @@ def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
 
 
 def vectors_path(folder: str, bitext: BitextFile) -> str:
-  """Returns the path of a bitext's vectors."""
+  """Returns the path of the vectors file for a bitext."""
   return os.path.join(folder, vectors_name(bitext))
 
 
 def vectors_name(bitext: BitextFile) -> str:
-  """Returns the path of a bitext's vectors in their folder.
+  """Returns the path of the vectors file for a bitext, relative to the vectors folder.
 
-  It contains the name of the bitext's folder, so that files of several folders do not collide.
+  The path includes the name of the bitext's folder, so that bitexts with the same file name in
+  different folders do not collide.
   """
   folder, name = os.path.split(bitext.paths[0])
   return os.path.join(os.path.basename(folder), f"{name}.npy")
 
 
 def check_vectors(folder: str, counts: Mapping[BitextFile, int]) -> None:
-  """Raises InputError unless a folder has up-to-date vectors of bitexts.
+  """Raises InputError unless a folder contains up-to-date vectors for bitexts.
 
   Args:
-    folder: The folder. If `vmsst data embed` wrote it, the content of the bitexts is compared, too.
-    counts: The bitexts, and their numbers of lines.
+    folder: The vectors folder. If `vmsst data embed` wrote it, the bitexts must also be unchanged
+      since then.
+    counts: The number of lines of each bitext.
   """
   paths = [os.path.join(folder, below, manifest.NAME) for below in ("", storage.UNFINISHED)]
   record = manifest.read(folder) if any(map(storage.exists, paths)) else None
   for bitext, count in counts.items():
     line_count, problem = len(open_vectors(folder, bitext)), ""
     if line_count != count:
-      problem = f"has vectors of {line_count} lines, but {bitext} has {count} lines"
+      problem = f"has vectors for {line_count} lines, but {bitext} has {count} lines"
     elif record is not None:
       entry = record.parts.get(vectors_name(bitext))
       if entry is None or entry.facts["bitext"] != readers.digest(bitext):
-        problem = f"does not have the vectors of {bitext} as it is now"
+        problem = f"does not match the current content of {bitext}"
     if problem:
       raise errors.InputError(
         f"{vectors_path(folder, bitext)}: {problem}; recompute them with `vmsst data embed`"
@@ -279,12 +283,12 @@ def check_vectors(folder: str, counts: Mapping[BitextFile, int]) -> None:
 
 
 class VectorColumn:
-  """The vectors of the sources or of the targets, from arrays [lines, 2, S].
+  """The source vectors or the target vectors from arrays [lines, 2, S].
 
   Args:
     arrays: The vectors.
     index: 0 for sources, 1 for targets.
-    line_N: The line of each row, counted through all arrays (default: all lines).
+    line_N: The line number of each row, in the concatenation of all arrays (default: all lines).
   """
 
   def __init__(self, arrays: Sequence[np.ndarray], index: int, line_N: np.ndarray | None = None):
@@ -294,7 +298,7 @@ class VectorColumn:
     self._starts = np.cumsum([0, *map(len, arrays)])
 
   def __getitem__(self, number_B: np.ndarray) -> np.ndarray:
-    """Returns the vectors of rows, float32 [B, S]."""
+    """Returns the vectors of the rows with these numbers, float32 [B, S]."""
     line_B = number_B if self._line_N is None else self._line_N[number_B]
     array_B = np.searchsorted(self._starts, line_B, side="right") - 1
     vector_BS = np.empty([len(line_B), self._arrays[0].shape[2]], np.float32)

@@ -1,8 +1,8 @@
-"""Sets of texts to train on or to evaluate with: pairs, hard negatives, scores, prompts, weights.
+"""Training and evaluation sets: text pairs with hard negatives, scores, prompts and weights.
 
-A set is a file, several files, or rows in Python such as a Hugging Face dataset. The names of its
-columns choose the prompts: a query gets the encoder's prompt of queries, a passage the prompt of
-documents. Nothing here imports TensorFlow or seqio.
+A set can be read from one file, several files, or Python rows such as a Hugging Face dataset.
+Column names select the prompts: texts in a column `query` get the encoder's query prompt, and texts
+in a column `passage` get its document prompt. Nothing here imports TensorFlow or seqio.
 """
 
 import array
@@ -32,18 +32,21 @@ _FILE = str | os.PathLike
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSet:
-  """Pairs of texts to train on or to evaluate with, and how to use them.
+  """Text pairs for training or evaluation, with the settings for using them.
 
   Attributes:
-    data: One or several files (TSV, JSONL, TMX, Moses; see docs/training.md), or rows: pairs of
-      texts with any hard negatives after them, or dictionaries, such as a Hugging Face dataset.
-    roles: Roles of the two texts of a pair. "query" and "document" select the encoder's prompts for
-      them, None selects the prompt of `encode` (default: by the names of the columns).
-    prompts: Texts before the first and the second text of a pair, instead of the encoder's.
-    languages: Codes of the languages of the two texts.
-    negatives: Maximum number of hard negatives of a pair (default: all).
-    objective: Loss of this set (default: the loss of the run).
-    weight: Share of the batches, relative to the weights of other sets (default: the number of
+    data: One or several files (TSV, JSONL, TMX or Moses; see docs/training.md), or Python rows.
+      Each row is a sequence (source, target, and any hard negatives) or a dictionary, as in a
+      Hugging Face dataset.
+    roles: Roles of the two texts of a pair. "query" and "document" select the encoder's query and
+      document prompts. None selects the prompt that `encode` uses. By default, the roles follow
+      from the column names.
+    prompts: Prompts for the first and the second text of each pair, instead of the encoder's
+      prompts.
+    languages: Language codes of the two texts.
+    negatives: Maximum number of hard negatives per pair (default: all).
+    objective: Loss for this set (default: the loss of the run).
+    weight: Sampling weight, relative to the weights of the other sets (default: the number of
       pairs).
   """
 
@@ -58,16 +61,17 @@ class TrainingSet:
 
 @dataclasses.dataclass(frozen=True)
 class OpenSet:
-  """A training set that was read.
+  """A training set after its data has been read.
 
   Attributes:
-    name: Name for metrics and messages.
-    settings: The training set before it was read.
-    table: The texts, with their prompts; language ids; and `scores`, float32 [N, 1 + K], if any.
+    name: Name to show in metrics and messages.
+    settings: The training set as the caller specified it.
+    table: The texts with their prompts, the language ids, and, if the data contains scores,
+      `scores`, float32 [N, 1 + K].
     prompts: The prompts of the two texts of a pair.
     roles: The roles of the two texts.
-    files: The files, if it was read from files.
-    line_N: Number of each pair in the files, from 0.
+    files: The files, or empty if the set was read from Python rows.
+    line_N: Line number of each pair in the concatenated files, starting at 0.
   """
 
   name: str
@@ -80,28 +84,28 @@ class OpenSet:
 
   @property
   def features(self) -> frozenset[str]:
-    """Names of the features of its batches."""
+    """Feature names in the batches of this set."""
     return frozenset(self.table.rows(np.zeros(1, np.int64)))
 
   @functools.cached_property
   def digest(self) -> str:
-    """Hash of the texts and scores, and of the settings."""
+    """Hash of the texts, the scores and the settings."""
     settings = self.settings
     used = (settings.languages, settings.negatives, settings.objective, settings.weight)
     return manifest.digest(self.table.digest, self.prompts, used)
 
 
 def by_name(data: Any, default: str, **options: Any) -> dict[str, TrainingSet]:
-  """Returns training sets by name.
+  """Returns training sets by name, from any accepted form of `data`.
 
   Args:
-    data: A set or its data, or a list or a dictionary of sets, files or rows. Each file of a list
-      is a set, with the name of the file up to the first dot.
-    default: Name of a set of rows.
-    **options: Fields of the sets that are not `TrainingSet`s.
+    data: A set, a file or rows, or a list or dictionary of these. In a list, each file becomes its
+      own set, named after the part of the file name before the first dot.
+    default: Name for a set of rows.
+    **options: `TrainingSet` fields for entries that are not a `TrainingSet` yet.
 
   Raises:
-    InputError: two sets have one name.
+    InputError: two sets have the same name.
   """
   if isinstance(data, Mapping):
     sets = [*data.items()]
@@ -111,7 +115,7 @@ def by_name(data: Any, default: str, **options: Any) -> dict[str, TrainingSet]:
     sets = [(_name(entry, f"{default}{number}"), entry) for number, entry in entries]
   if len(dict(sets)) < len(sets):
     raise errors.InputError(
-      f"the sets have the names {[name for name, _ in sets]}; give a dictionary with other names"
+      f"set names must differ, not {[name for name, _ in sets]}; pass a dictionary from name to set"
     )
   return {
     str(name): entry if isinstance(entry, TrainingSet) else TrainingSet(entry, **options)
@@ -125,7 +129,7 @@ def _name(data: Any, default: str) -> str:
 
 
 def _paths(data: Any) -> list[str]:
-  """Returns the files of a set; nothing if the data are rows."""
+  """Returns the files of a set; empty if the data is rows."""
   paths = [data] if isinstance(data, _FILE) else data
   if isinstance(paths, list | tuple) and paths and isinstance(paths[0], _FILE):
     return [storage.absolute(path) for path in paths]
@@ -135,15 +139,15 @@ def _paths(data: Any) -> list[str]:
 def open_set(
   name: str, settings: TrainingSet, prompts: Mapping[Role | None, str] | None = None
 ) -> OpenSet:
-  """Reads and checks a set. Leaves out pairs in which a text is missing.
+  """Reads and checks a set. Pairs with a missing text are skipped.
 
   Args:
-    name: Name for messages.
+    name: Name to show in messages.
     settings: The set.
-    prompts: The encoder's prompts by role; None is the role of texts without one.
+    prompts: The encoder's prompts by role. The key None is for texts without a role.
 
   Raises:
-    InputError: a file or a row cannot be read, or the set has no pair.
+    InputError: a file or a row cannot be read, or the set contains no pairs.
   """
   data: Any = settings.data
   codes = settings.languages
@@ -193,8 +197,8 @@ def open_set(
     texts_N = table.count_N if width_N.max() > 1 else 2
     if (wrong_N := np.flatnonzero(width_N != texts_N - 1)).size:
       raise errors.InputError(
-        f"{name}: pair {wrong_N[0] + 1} has {width_N[wrong_N[0]]} scores; give each pair one, or "
-        "one for the positive and for each of its hard negatives"
+        f"{name}: pair {wrong_N[0] + 1} has {width_N[wrong_N[0]]} scores; give each pair a single "
+        "score, or one score for the positive and one for each hard negative"
       )
   if settings.objective is not None:
     columns[tables.OBJECTIVE + settings.objective] = np.zeros((len(table), 0), np.float32)
@@ -202,28 +206,28 @@ def open_set(
 
 
 def _rows(file: readers.BitextFile) -> Iterator[formats.Row]:
-  """Yields the rows of a file; raises InputError for numbers of unknown meaning."""
+  """Yields the rows of a file. Raises InputError if it has numbers whose meaning is unknown."""
   for number, row in enumerate(readers.read_rows(file, graded=True)):
     if not row.names and any(map(text_files.is_number, row.texts[2:])):
       raise errors.InputError(
-        f"{file}:{row.number}: a number after the pair; write a header, such as 'anchor TAB "
+        f"{file}:{row.number}: unexpected number after the pair; add a header, such as 'anchor TAB "
         "positive TAB score'"
       )
     if not row.names and row.scores and not number:
-      logging.warning("%s: numbers in column 1 do not count; all pairs are positive", file)
+      logging.warning("%s: ignoring the scores in column 1; all pairs are used as positives", file)
     yield row
 
 
 def add_file_vectors(opened: OpenSet, folder: str) -> None:
-  """Adds a teacher's vectors of the files of a set, as written by `vmsst data embed`.
+  """Adds the teacher vectors that `vmsst data embed` wrote for the files of a set.
 
   Raises:
-    InputError: the vectors do not belong to the files.
+    InputError: the vectors do not match the files.
   """
   arrays = [tables.open_vectors(folder, file) for file in opened.files]
   if not arrays or sum(map(len, arrays)) != len(opened.table) + opened.table.dropped:
     raise errors.InputError(
-      f"{folder} does not have the vectors of {opened.name}; compute them with `vmsst data embed`"
+      f"{folder} does not match the lines of {opened.name}; compute it with `vmsst data embed`"
     )
   tables.check_vectors(folder, dict(zip(opened.files, map(len, arrays), strict=True)))
   add_vectors(opened, arrays, opened.line_N)
@@ -232,12 +236,13 @@ def add_file_vectors(opened: OpenSet, folder: str) -> None:
 def add_vectors(
   opened: OpenSet, vectors: Sequence[np.ndarray], line_N: np.ndarray | None = None
 ) -> None:
-  """Adds a teacher's vectors to a set, as the columns `teacher_inputs` and `teacher_targets`.
+  """Adds teacher vectors to a set, as the columns `teacher_inputs` and `teacher_targets`.
 
   Args:
     opened: The set.
     vectors: Arrays [lines, 2, S].
-    line_N: The line of each pair, counted through all arrays (default: each pair has a line).
+    line_N: The line number of each pair in the concatenation of all arrays (default: line i for
+      pair i).
   """
   for index, name in enumerate(tables.TEACHER_SIDES):
     opened.table.columns[name] = tables.VectorColumn(vectors, index, line_N)
@@ -255,25 +260,27 @@ def get_batches(
   sampling_power: float = 1.0,
   mixed: bool = False,
 ) -> batches.BatchIterator:
-  """Returns endless batches of texts of similar length, each of one set, for `get_dataset_fn`.
+  """Returns endless batches for `get_dataset_fn`. Each batch has texts of similar length.
 
-  The features of a batch are `inputs` and `targets`, int32 [B, T]; language ids; and, if the set
-  has them, `negatives`, int32 [B, K, T], with zeros for missing ones; `scores`, float32 [B, 1 + K];
-  and a teacher's vectors.
+  Every batch has the features `inputs` and `targets`, int32 [B, T], and language ids. If the data
+  provides them, it also has `negatives`, int32 [B, K, T], where missing negatives are all zeros;
+  `scores`, float32 [B, 1 + K]; and teacher vectors.
 
   Args:
-    cfg: A `DatasetConfig`; only `batch_size` and `seed` are used.
-    shard_id: Number of this process's share of the rows.
-    num_shards: Number of shares.
+    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
+    shard_id: Index of this process's shard of the rows.
+    num_shards: Number of shards.
     converter: Not used.
     sets: The sets.
     vocabulary: Tokenizes the texts. It must not add a prompt.
-    max_length: Tokens of a text; longer ones are cut.
-    sampling_power: Sets without a weight are sampled in proportion to this power of their size.
-    mixed: Whether a batch has rows of all sets, sampled at the same rates.
+    max_length: Maximum number of tokens per text. Longer texts are cut.
+    sampling_power: A set without a weight is sampled in proportion to its size raised to this
+      power.
+    mixed: Whether each batch mixes rows from all sets, instead of rows from a single set. The
+      sampling rates are the same either way.
 
   Raises:
-    InputError: a weight is not positive, or sets cannot be mixed, because they have other columns.
+    InputError: a weight is not positive, or sets with different columns are to be mixed.
   """
   del converter
   tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
@@ -298,11 +305,11 @@ def get_batches(
     batches.check_texts([source], source_lengths)
   if mixed and any(x != lengths[0] for x in lengths):
     raise errors.InputError(
-      f"the sets {[x.name for x in sets]} have other columns or numbers of hard negatives; set "
-      "mixed=False"
+      f"the sets {[x.name for x in sets]} differ in their columns or numbers of hard negatives; "
+      "set mixed=False"
     )
   groups = [(texts, rates)] if mixed else [([source], [1.0]) for source in texts]
-  # One set is read by several threads; several sets are read by one thread each.
+  # A single set is read by several threads; with several sets, each is read by one thread.
   reading = batches.READING if len(groups) == 1 else batches.READING_ONE_OF_MANY
   shard = (shard_id, num_shards)
   options: Any = {"shuffle": True, "shard": shard, "reading": reading}

@@ -1,6 +1,6 @@
-"""Vocabularies: text to token ids and back, for training and inference; and how to train them.
+"""Vocabularies, which convert text to token ids and back, and a function that trains them.
 
-Nothing here needs TensorFlow. Padding is id 0 in every vocabulary.
+Nothing here needs TensorFlow. In every vocabulary, id 0 is padding.
 """
 
 import dataclasses
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
   from vmsst.languages import Language
 
 Role = Literal["query", "document"]
-"""What a text is in a search."""
+"""Role of a text in a search."""
 MODEL_TYPES = ("unigram", "bpe")
 _PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
-# SentencePiece skips sentences of more than 4,192 bytes; a character has up to 4.
+# SentencePiece skips sentences longer than 4,192 bytes. A character has up to 4 bytes.
 _PART = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
-_RESERVED = "\u2585"  # SentencePiece's mark of unknown characters; it skips sentences with it
+_RESERVED = "\u2585"  # SentencePiece skips sentences with this character
 
-# A sentence and its language, or None if it is not needed.
+# A sentence and its language, or None if the language is not needed.
 _Sentence = tuple[str, "Language | None"]
-# Capital letters of Unicode 14 to 17. Python versions disagree on their small letters, so
-# `small_letters` does not change them.
+# Uppercase letters added in Unicode 14 to 17. Not every Python version can lowercase them, so
+# `small_letters` leaves them unchanged.
 _NEW_CAPITALS = re.compile(
   "([\u1c89\u2c2f\ua7c0\ua7cb\ua7cc\ua7ce\ua7d0\ua7d2\ua7d4\ua7d6\ua7d8\ua7da\ua7dc"
   "\U00010570-\U00010595\U00010d50-\U00010d65\U00016ea0-\U00016eb8]+)"
@@ -41,15 +41,15 @@ _NEW_CAPITALS = re.compile(
 
 
 class Vocabulary(Protocol):
-  """The vocabulary of a model and its tasks.
+  """Converts between texts and token ids.
 
-  `language` is the code of the texts' language, or one code for each text. Only vocabularies that
-  split text into words by the rules of its language use it.
+  The argument `language` is one language code for all texts, or one code for each text. Only
+  vocabularies that first split text into words by language-specific rules use it.
   """
 
   @property
   def size(self) -> int:
-    """Number of ids, padding included."""
+    """Number of ids, including padding."""
 
   @property
   def eos_id(self) -> int | None:
@@ -57,25 +57,25 @@ class Vocabulary(Protocol):
 
   @property
   def unk_id(self) -> int | None:
-    """Id of text that the vocabulary cannot represent, or None."""
+    """Id for text that the vocabulary cannot represent, or None."""
 
   @property
   def leading_ids(self) -> tuple[int, ...]:
-    """Ids before the ids of every text: special tokens, then a prefix."""
+    """Ids prepended to every text: special tokens, then any prefix."""
     return ()
 
   @property
   def special_ids(self) -> tuple[int, ...]:
-    """Ids of the special tokens before and after a text, in this order, without padding."""
+    """Ids of the special tokens around a text, in order, without padding."""
     return () if self.eos_id is None else (self.eos_id,)
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
-    """Returns the ids of every text, without EOS token."""
+    """Returns the ids of each text, without an EOS token."""
 
   def encode(
     self, texts: Sequence[str], max_length: int, language: Languages = None
   ) -> list[list[int]]:
-    """Returns at most `max_length` ids of every text, including the EOS token, if any."""
+    """Returns at most `max_length` ids for each text, including any EOS token."""
     eos_id = self.eos_id
     return [cut_with_eos(ids, max_length, eos_id) for ids in self.tokenize(texts, language)]
 
@@ -84,7 +84,7 @@ class Vocabulary(Protocol):
 
 
 def cut_with_eos(ids: Sequence[int], max_length: int, eos_id: int | None) -> list[int]:
-  """Returns at most `max_length` ids: the first ones, and the EOS token, if any."""
+  """Truncates ids to `max_length`, including the EOS token, which is appended unless it is None."""
   if max_length < 1:
     raise ValueError(f"max_length must be at least 1, not {max_length}")
   end = [] if eos_id is None else [eos_id]
@@ -92,10 +92,10 @@ def cut_with_eos(ids: Sequence[int], max_length: int, eos_id: int | None) -> lis
 
 
 def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
-  """Returns the ids before the first EOS token, without padding.
+  """Returns the ids that precede the first EOS token, without padding.
 
   Raises:
-    ValueError: the vocabulary does not have an id.
+    ValueError: an id is outside the vocabulary.
   """
   token_ids = []
   eos_id, size = vocabulary.eos_id, vocabulary.size
@@ -104,13 +104,13 @@ def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
       break
     if value != arrays.PAD_ID:
       if not 0 < value < size:
-        raise ValueError(f"id {value} is not in a vocabulary of {size}")
+        raise ValueError(f"id {value} is outside the vocabulary, which has {size} ids")
       token_ids.append(int(value))
   return token_ids
 
 
 def small_letters(text: str) -> str:
-  """Returns `text` in small letters, the same in every Python version."""
+  """Lowercases `text`, with the same result in every Python version."""
   if _NEW_CAPITALS.search(text):
     pieces = _NEW_CAPITALS.split(text)
     return "".join(piece if i % 2 else piece.lower() for i, piece in enumerate(pieces))
@@ -119,13 +119,13 @@ def small_letters(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class SentencePieceVocabulary(Vocabulary):
-  """A SentencePiece model file, read on first use. `encode` adds the model's EOS token, if any.
+  """A SentencePiece model, read on first use. `encode` appends the model's EOS token, if any.
 
   Attributes:
-    path: The `.model` file; remote paths such as `gs://` work too.
-    lowercase: Whether to lowercase text first, as the EMS vocabulary expects.
-    pretokenize: Whether to split text into words first, by the rules of its language
-      (`vmsst.data.word_splitting`), before lowercasing it, as the EMS vocabulary expects.
+    path: The `.model` file. Remote paths, such as `gs://`, are supported.
+    lowercase: Whether to lowercase text before tokenizing it, as the EMS vocabulary requires.
+    pretokenize: Whether to split text into words by language-specific rules
+      (`vmsst.data.word_splitting`) before lowercasing it, as the EMS vocabulary requires.
   """
 
   path: str
@@ -144,7 +144,7 @@ class SentencePieceVocabulary(Vocabulary):
 
   @property
   def unk_id(self) -> int | None:
-    """Id of unknown pieces, or None."""
+    """Id for unknown pieces, or None."""
     return _id_or_none(self._processor.unk_id())
 
   @property
@@ -153,10 +153,10 @@ class SentencePieceVocabulary(Vocabulary):
     return self._processor.serialized_model_proto()
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
-    """Returns the ids of every text, without EOS token.
+    """Returns the ids of each text, without an EOS token.
 
     Raises:
-      InputError: with `pretokenize`, if `language` or the package that splits it is missing.
+      InputError: `pretokenize` is set, but `language` or the package that splits it is missing.
     """
     if self.pretokenize:
       texts = word_splitting.split_words(texts, language)
@@ -175,16 +175,17 @@ class SentencePieceVocabulary(Vocabulary):
 
 @dataclasses.dataclass(frozen=True)
 class LaserVocabulary(SentencePieceVocabulary):
-  """The vocabulary of LASER2 or LASER3, a file of `vmsst import`.
+  """The LASER2 or LASER3 vocabulary, from a file that `vmsst import` wrote.
 
-  As in the release, characters that do not print become spaces, Moses normalizes the punctuation of
-  English, text is lowercased, and SentencePiece splits it. A piece that LASER's dictionary does not
-  contain is unknown, and text that SentencePiece does not know may be in the dictionary.
+  As in the LASER release, nonprinting characters become spaces, Moses normalizes punctuation by
+  English rules, and the text is lowercased and split by SentencePiece. LASER then looks up the
+  pieces in its own dictionary. The dictionary lacks some SentencePiece pieces, and contains some
+  words that SentencePiece does not know.
 
   Attributes:
-    path: A SentencePiece model with the pieces of the dictionary in its order, except padding,
-      which is id 0. Words of the dictionary that are not pieces are control symbols.
-    prepend_bos: Whether texts start with the BOS token.
+    path: A SentencePiece model whose pieces are in dictionary order, except that padding has id 0.
+      Dictionary words that are not SentencePiece pieces are stored as control symbols.
+    prepend_bos: Whether to prepend the BOS token to each text.
   """
 
   lowercase: bool = dataclasses.field(default=True, init=False)
@@ -193,19 +194,19 @@ class LaserVocabulary(SentencePieceVocabulary):
 
   @property
   def leading_ids(self) -> tuple[int, ...]:
-    """Ids before the ids of every text: the BOS token, if any."""
+    """Ids prepended to every text: the BOS token, if any."""
     return (self._processor.bos_id(),) if self.prepend_bos else ()
 
   @property
   def special_ids(self) -> tuple[int, ...]:
-    """Ids of the BOS token, if any, and of the EOS token."""
+    """Ids of the BOS token (if any) and the EOS token."""
     return (*self.leading_ids, self._processor.eos_id())
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
-    """Returns the ids of every text, without EOS token; none at all for a blank text.
+    """Returns the ids of each text, without an EOS token. A blank text has no ids, not even BOS.
 
     Raises:
-      InputError: the package that normalizes punctuation is not installed.
+      InputError: sacremoses, which normalizes punctuation, is not installed.
     """
     specials = len(self.special_ids)
     return [x[:-1] if len(x) > specials else [] for x in self.encode(texts, sys.maxsize, language)]
@@ -213,11 +214,12 @@ class LaserVocabulary(SentencePieceVocabulary):
   def encode(
     self, texts: Sequence[str], max_length: int, language: Languages = None
   ) -> list[list[int]]:
-    """Returns at most `max_length` ids of every text, including special tokens."""
+    """Returns at most `max_length` ids for each text, including special tokens."""
     del language
     processor, leading, eos_id = self._processor, self.leading_ids, self.eos_id
     small = [small_letters(text) for text in word_splitting.normalize_punctuation(texts)]
-    # Pieces of unknown text may contain spaces. The original implementation splits them there.
+    # A piece of unknown text may contain spaces. The original implementation splits it at the
+    # spaces.
     split = (" ".join(pieces).split() for pieces in processor.encode(small, out_type=str))
     ids = ([*leading, *processor.piece_to_id(pieces)] for pieces in split)
     return [cut_with_eos(text_ids, max_length, eos_id) for text_ids in ids]
@@ -225,17 +227,17 @@ class LaserVocabulary(SentencePieceVocabulary):
 
 @dataclasses.dataclass(frozen=True)
 class ByteVocabulary(Vocabulary):
-  """UTF-8 bytes: 0 is padding, 1 EOS, 2 unknown, byte b is 3 + b, as in ByT5.
+  """UTF-8 bytes as in ByT5: id 0 is padding, 1 is EOS, 2 is unknown, and 3 + b is byte b.
 
   Attributes:
-    lowercase: Whether to lowercase text first.
+    lowercase: Whether to lowercase text before tokenizing it.
   """
 
   lowercase: bool = False
 
   @property
   def size(self) -> int:
-    """256 bytes and 3 special ids."""
+    """Number of ids: 256 bytes and 3 special ids."""
     return 259
 
   @property
@@ -245,16 +247,16 @@ class ByteVocabulary(Vocabulary):
 
   @property
   def unk_id(self) -> int | None:
-    """An id that no text contains."""
+    """Id that never occurs, because every text can be represented."""
     return 2
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
-    """Returns the ids of every text, without EOS token, regardless of its language."""
+    """Returns the ids of each text, without an EOS token. Ignores the language."""
     small = (small_letters(t) for t in texts) if self.lowercase else texts
     return [[byte + 3 for byte in text.encode("utf-8")] for text in small]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of ids up to the first EOS token; invalid UTF-8 becomes U+FFFD."""
+    """Returns the text of the ids up to the first EOS token. Invalid UTF-8 becomes U+FFFD."""
     data = bytes(value - 3 for value in text_ids(ids, self) if value >= 3)
     return data.decode("utf-8", errors="replace")
 
@@ -265,14 +267,14 @@ def _id_or_none(value: int) -> int | None:
 
 @functools.lru_cache(maxsize=4)
 def _parse(path: str, content: bytes) -> Any:
-  """Returns the processor of a model file; vocabularies of the same content share it."""
+  """Loads a model file. Vocabularies with the same content share the processor."""
   import sentencepiece
 
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.load_from_serialized_proto(content)
     pieces = processor.get_piece_size()
-    processor.id_to_piece(list(range(pieces)))  # ValueError if one is not UTF-8
+    processor.id_to_piece(list(range(pieces)))  # raises ValueError if a piece is not UTF-8
   except (RuntimeError, ValueError):
     pieces = 0
   if not pieces:
@@ -301,27 +303,29 @@ def train_vocabulary(
   max_sentences: int | None = None,
   languages: tuple[str, str] | None = None,
 ) -> dict[str, int]:
-  """Trains a vocabulary with ids pad 0, eos 1, unk 2 and no bos, and writes its `.model` file.
+  """Trains a SentencePiece vocabulary (ids: 0 padding, 1 EOS, 2 unknown) and writes the model file.
 
-  The same files and options give the same model. Returns the number of sentences of each input.
+  The same files and options always produce the same model. Returns the number of sentences read
+  from each input.
 
   Args:
-    patterns: Files or shell patterns of bitext (as in training; both sides are used) or of plain
-      text, one sentence per line (`.txt`, `.txt.gz`).
-    output: Path of the model file.
+    patterns: Files or shell patterns. Inputs are bitexts in any training format, of which both
+      sides are used, or plain text with one sentence per line (`.txt`, `.txt.gz`).
+    output: Path of the `.model` file.
     size: Number of pieces.
     model_type: "unigram" or "bpe".
-    character_coverage: Share of characters that the pieces cover.
-    byte_fallback: Whether other characters become bytes instead of unknown.
-    lowercase: Whether to lowercase the text first; use the vocabulary with the same option.
-    pretokenize: Whether to split the text into words first, by the rules of its language
-      (`vmsst.data.word_splitting`); use the vocabulary with the same option. Names of plain text
-      files must then include the language: `news.de.txt`.
-    max_sentences: Maximum number of sentences, sampled at random from all files (default: all).
-    languages: Codes of the two sides of every bitext, if file names do not contain them.
+    character_coverage: Fraction of the characters in the text that the pieces must cover.
+    byte_fallback: Whether to represent all remaining characters as bytes instead of as unknown.
+    lowercase: Whether to lowercase the text first. Use the vocabulary with the same setting.
+    pretokenize: Whether to split the text into words first, by language-specific rules
+      (`vmsst.data.word_splitting`). Use the vocabulary with the same setting. Names of plain text
+      files must then include a language code, as in `news.de.txt`.
+    max_sentences: Number of sentences to sample at random from all files (default: all).
+    languages: Source and target language codes for all bitexts, if the file names do not contain
+      them.
 
   Raises:
-    InputError: a pattern, a file or an option is invalid, or the text is too short for `size`.
+    InputError: a pattern, file or option is invalid, or there is too little text for `size` pieces.
   """
   import sentencepiece
 
@@ -360,14 +364,14 @@ def train_vocabulary(
       eos_id=1,
       unk_id=2,
       bos_id=-1,
-      num_threads=8,  # fixed: the order of summation, and so the model, depends on it
+      num_threads=8,  # fixed, because the summation order affects the model
       minloglevel=2,
     )
   except (RuntimeError, ValueError, OSError) as error:
-    # Remove the location in the trainer's source from the message.
+    # Strip the source location of the trainer from the message.
     reason = str(error).split("] ")[-1].strip() or type(error).__name__
     raise errors.InputError(
-      f"no vocabulary of {size} pieces from {len(sentences)} sentences: {reason}"
+      f"cannot train {size} pieces from {len(sentences)} sentences: {reason}"
     ) from None
   with open(output, "wb") as stream:
     stream.write(model.getvalue())
@@ -377,7 +381,7 @@ def train_vocabulary(
 def _texts_by_file(
   patterns: str | Sequence[str], languages: tuple[str, str] | None, plain_text_has_language: bool
 ) -> dict[str, Iterator[_Sentence]]:
-  """Returns the sentences of every input; a file is opened when its first sentence is read."""
+  """Returns the sentences of each input. A file is opened when its first sentence is read."""
   from vmsst.data import formats, readers
 
   texts: dict[str, Iterator[_Sentence]] = {}
@@ -399,11 +403,12 @@ def _texts_by_file(
 
 
 def _sample(sentences: Iterator[_Sentence], limit: int | None) -> list[_Sentence]:
-  """Returns up to `limit` equally likely sentences.
+  """Returns a uniform random sample of at most `limit` sentences.
 
-  SentencePiece can sample, too, but its sample differs between processes, whatever the seed.
+  SentencePiece's own sampling is not used, because it differs between processes even with a fixed
+  seed.
   """
-  # Reservoir sampling: sentence n replaces a random one with probability limit / n.
+  # Reservoir sampling: sentence n replaces a random sampled sentence with probability limit / n.
   chooser = random.Random(0)
   sample = list(itertools.islice(sentences, limit))
   for count, sentence in enumerate(sentences, len(sample) + 1):

@@ -1,17 +1,19 @@
-"""Splits text into words by the rules of its language, the same for training and inference.
+"""Splits text into words by language-specific rules, for both training and inference.
 
-Words are as in the EMS paper (section IV-B): jieba for Chinese, Juman++ for Japanese, and the
-Moses tokenizer for all other languages. Split text before lowercasing it, since "Mr." is an
-abbreviation and "mr." is not. (The released code splits first in training, but lowercases first
-when it embeds.)
+As in the EMS paper (section IV-B), jieba splits Chinese, Juman++ splits Japanese, and the Moses
+tokenizer splits all other languages. Split text before you lowercase it, because the Moses
+tokenizer recognizes "Mr." as an abbreviation, but not "mr.". (The released EMS code splits first in
+training, but lowercases first when it embeds sentences.)
 
-jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer of
-`sacremoses` has abbreviations for some forty languages, by ISO 639-1 code (or else 639-3 code),
-and uses English ones for all others. Apostrophes stay attached to a word in English, French and
-Italian and are separate words elsewhere. Nothing is escaped: "&" stays "&". Juman++ is a program,
-`jumanpp`, started once for each list of texts. It analyzes space-separated stretches one by one.
+jieba is used for simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer from
+`sacremoses` has abbreviation lists for some forty languages and uses the English list for all other
+languages. Apostrophes stay attached to a word in English, French and Italian. In other languages,
+they become separate words. Special characters are not escaped, so "&" stays "&". Juman++ is a
+program, `jumanpp`, which is started once for each list of texts and receives each space-separated
+stretch of a text as a separate line.
 
-The packages are imported when a language first needs them: `pip install 'vmsst[ems]'`.
+The packages are imported when a language first needs them. To install them, run `pip install
+'vmsst[ems]'`.
 """
 
 import functools
@@ -30,36 +32,36 @@ if TYPE_CHECKING:
   from vmsst.languages import Language
 
 Languages: TypeAlias = "str | Language | Sequence[str | Language] | None"
-"""One language for all texts, or one for each text: codes of any standard, or `Language`s."""
+"""One language for all texts, or one for each text, as codes of any standard or `Language`s."""
 
 _CHINESE = ("cmn", "wuu", "yue")
 _JAPANESE = "jpn"
-# Characters per line of input to Juman++. It refuses lines of more than a few thousand bytes.
+# Characters per input line for Juman++, which rejects lines longer than a few thousand bytes.
 _JAPANESE_STRETCH = 1000
 
 
 def split_words(texts: Sequence[str], language: Languages) -> list[str]:
-  """Returns every text with one space between its words, and none around them.
+  """Splits each text into words, and returns the words joined by single spaces.
 
   Args:
     texts: Whole sentences, not lowercased.
-    language: Their language, or one language for each text.
+    language: One language for all texts, or one language for each text.
 
   Raises:
-    InputError: the language is missing or unknown, or its package or program is not installed; the
-      message explains how to install it.
-    ValueError: the numbers of languages and texts differ.
+    InputError: the language is missing or unknown, or the package or program that splits it is not
+      installed.
+    ValueError: the number of languages differs from the number of texts.
   """
-  from vmsst import languages  # reads the table
+  from vmsst import languages  # reads the language table
 
   if language is None:
     raise errors.InputError(
-      "this vocabulary splits text into words by the rules of its language: pass language=, such "
-      'as language="de", or one for each text'
+      "this vocabulary splits text into words by language-specific rules; pass language=, for "
+      'example language="de", or a list with one language for each text'
     )
   if isinstance(language, (str, languages.Language)):
     language = [language] * len(texts)
-  # Group the texts by language, so that each splitter gets all its texts at once.
+  # Group the texts by language, so that each splitter receives all of its texts at once.
   indices_by_language: dict[languages.Language, list[int]] = {}
   language_row = functools.cache(languages.language)
   for index, (_, code) in enumerate(zip(texts, language, strict=True)):
@@ -79,10 +81,10 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
 
 
 def normalize_punctuation(texts: Sequence[str]) -> list[str]:
-  """Returns texts with spaces for characters that do not print, and punctuation as in Moses.
+  """Replaces nonprinting characters by spaces, and normalizes punctuation as Moses does.
 
-  This is the normalization of LASER. It applies the rules of English to all languages: quotes of
-  all kinds become `"`, dashes `-`, and so on, as in Moses 4.0.
+  LASER normalizes its input this way. The English rules of Moses 4.0 apply to all languages. For
+  example, quotation marks of all kinds become `"`, and dashes become `-`.
 
   Raises:
     InputError: sacremoses is not installed.
@@ -90,7 +92,7 @@ def normalize_punctuation(texts: Sequence[str]) -> list[str]:
   with errors.requires("ems", "normalizing punctuation for LASER"):
     import sacremoses
   moses = sacremoses.MosesPunctNormalizer("en", perl_parity=True)
-  # Moses 4.0 turns these into double quotes, sacremoses into apostrophes.
+  # Moses 4.0 turns these characters into double quotes, but sacremoses into apostrophes.
   quotes = dict.fromkeys("‘‚", '"')
   moses.substitutions = [(old, quotes.get(old, new)) for old, new in moses.substitutions]
   printing = ("".join(" " if unicodedata.category(x)[0] == "C" else x for x in t) for t in texts)
@@ -102,8 +104,8 @@ def _moses(language: "Language") -> Callable[[str], list[str]]:
   with errors.requires("ems", f"splitting {language.name} into words"):
     import sacremoses
   tokenizer = sacremoses.MosesTokenizer(language.iso639_1 or language.iso639_3)
-  # Fifty times as fast as the methods of sacremoses. They build sets of the letters of all scripts
-  # for each abbreviation.
+  # These replacements are fifty times as fast as sacremoses' own methods, which rebuild a set of
+  # all letters for every abbreviation.
   letters, small = _letters(tokenizer.IsAlpha), _letters(tokenizer.IsLower)
   tokenizer.isanyalpha = lambda text: not letters.isdisjoint(text)
   tokenizer.islower = small.issuperset
@@ -117,13 +119,14 @@ def _letters(letters: str) -> frozenset[str]:
 
 @functools.cache
 def _jieba() -> Callable[[str], Any]:
-  with warnings.catch_warnings():  # the package was last released in 2020
+  with warnings.catch_warnings():  # jieba, last released in 2020, causes warnings
     warnings.simplefilter("ignore")
     with errors.requires("ems", "splitting Chinese into words"):
       import jieba
   jieba.setLogLevel(logging.WARNING)
   tokenizer = jieba.Tokenizer()
-  # By default its cache is in the system's temporary folder, where other users can write.
+  # By default, jieba loads its cache from the system's temporary folder, where other users can
+  # write.
   with tempfile.TemporaryDirectory() as folder:
     tokenizer.tmp_dir = folder
     tokenizer.initialize()
@@ -134,9 +137,9 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
   program = shutil.which("jumanpp")
   if program is None:
     raise errors.InputError(
-      "splitting Japanese into words needs Juman++, but jumanpp is not on the PATH; pip and apt do "
-      "not have it: build version 2 with its model from https://github.com/ku-nlp/jumanpp/releases "
-      "(on macOS, brew install jumanpp), or omit Japanese"
+      "splitting Japanese into words needs Juman++, but jumanpp is not on the PATH; build version "
+      "2 and its model from https://github.com/ku-nlp/jumanpp/releases (on macOS, run brew install "
+      "jumanpp; pip and apt do not provide it), or omit Japanese"
     )
   stretches = [
     [
@@ -155,9 +158,10 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
     capture_output=True,
     check=False,
   )
-  # A line of output is a word and its properties: `word reading lemma part-of-speech number ...`.
-  # Alternative readings of a word follow on lines that start with `@`; a word `@` has a part of
-  # speech like any other. `EOS` ends an analysis; `# ERROR` replaces a failed one.
+  # Each output line contains a word and its properties: `word reading lemma part-of-speech number
+  # ...`. Alternative analyses of the word follow on lines that start with `@`. (On the line of a
+  # word that is itself `@`, the fifth field is a number.) `EOS` ends each analysis. If an analysis
+  # fails, `# ERROR` takes its place.
   analyses: list[list[str]] = [[]]
   for line in process.stdout.decode("utf-8", errors="replace").split("\n"):
     fields = line.split(" ")

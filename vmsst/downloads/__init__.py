@@ -1,4 +1,5 @@
-"""Downloads public data: OPUS releases and evaluation sets of benchmarks.
+"""Downloads public data: OPUS releases and benchmark evaluation sets.
 
-Downloads use HTTPS, resume after interruption, and are checked before they are renamed into place.
+Files are downloaded over HTTPS. An interrupted download resumes at the next call. Each file is
+checked before it is renamed into place.
 """

@@ -1,9 +1,9 @@
-"""Lists and downloads the evaluation sets of the benchmarks.
+"""Lists and downloads benchmark evaluation sets.
 
-`catalog.json` contains the addresses and licenses of the sets. Long lists of files are in
-`files.tsv`, with the size and Git blob id of each file. `download` writes files below a data root,
-in the layout that `vmsst.evaluation.benchmarks` reads. If a set cannot be downloaded automatically,
-the catalog contains instructions instead.
+`catalog.json` contains the URLs and licenses of the sets. If a set consists of many files,
+`files.tsv` lists them, with the size and Git blob id of each file. `download` writes files below a
+data root, in the layout that `vmsst.evaluation.benchmarks` reads. For sets that cannot be
+downloaded automatically, the catalog contains instructions.
 """
 
 import csv
@@ -28,21 +28,22 @@ from vmsst.jobs import outputs
 
 ALL = "all"
 SPLIT = "@split"
-"""Stands for a column with the name of the row's split."""
+"""Placeholder for a column that contains the name of the split that each row comes from."""
 
 _CATALOG = pathlib.Path(__file__).with_name("catalog.json")
-_FILES = pathlib.Path(__file__).with_name("files.tsv")  # Set, path, bytes, Git blob id.
+# The columns are the set, the path, the size in bytes and the Git blob id.
+_FILES = pathlib.Path(__file__).with_name("files.tsv")
 _STAGE = ".downloads"
 _CHECKS = {"": "length", "git": "Git ids", "sha256": "SHA-256"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Item(fetch.File):
-  """A file of a set.
+  """A file in a set.
 
   Attributes:
-    to: Path below the data root; "" if the file is an archive or a table to join.
-    path: Path in the temporary folder.
+    to: Path below the data root; "" if the file is an archive to unpack or a table to join.
+    path: Path of an archive or table in the temporary folder.
   """
 
   to: str = ""
@@ -51,13 +52,13 @@ class Item(fetch.File):
 
 @dataclasses.dataclass(frozen=True)
 class Unpack:
-  """How the archives of a set are unpacked.
+  """How to unpack the archives in a set.
 
   Attributes:
-    members: Pattern of member names.
-    into: Folder below the data root.
-    flat: Whether to drop all folders from member names, or only the first folder.
-    max_bytes: Maximum size of an archive's unpacked members, in bytes.
+    members: Glob pattern for the names of the members to unpack.
+    into: Target folder below the data root.
+    flat: Whether to drop all folders from member names. If false, only the first is dropped.
+    max_bytes: Maximum total size of the members unpacked from one archive, in bytes.
   """
 
   members: str
@@ -68,14 +69,15 @@ class Unpack:
 
 @dataclasses.dataclass(frozen=True)
 class Tables:
-  """How the splits of a table (such as dev and test) are joined into one file.
+  """How to join the splits of a table (such as dev and test) into one file.
 
   Attributes:
-    to: Path of the joined table below the data root. "{name}" stands for any name.
-    splits: Path of each split by name. The paths contain "{name}" too.
-    quoted: Whether fields in the files may be quoted.
+    to: Path of the joined table below the data root. If the path contains the placeholder
+      "{name}", one table is written for each name.
+    splits: Path of each split, by split name. The paths contain the same placeholder.
+    quoted: Whether fields in the split files may be quoted.
     header: Whether to write a header line.
-    columns: Source column of each column to write: a column of the files, or `SPLIT`.
+    columns: Maps each column to write to a column in the split files, or to `SPLIT`.
   """
 
   to: str
@@ -87,18 +89,18 @@ class Tables:
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationSet:
-  """An evaluation set of a benchmark.
+  """A benchmark evaluation set.
 
   Attributes:
     name: Unique name.
     title: Short description.
     license: Name of the license.
-    page: Address of its publication.
+    page: URL of the page where the set is published.
     folder: Folder below the data root.
     items: Files to download.
-    unpack: How to unpack archives, if the set has any.
-    tables: How to join the splits of tables, if the set has any.
-    by_hand: Instructions if the set must be downloaded by hand; else "".
+    unpack: How to unpack archives, if the set contains any.
+    tables: How to join the splits of tables, if the set contains any.
+    by_hand: How to download the set by hand; "" if `download` supports the set.
   """
 
   name: str
@@ -136,7 +138,7 @@ def catalog() -> Mapping[str, EvaluationSet]:
 
 
 def find(names: Iterable[str]) -> list[EvaluationSet]:
-  """Looks sets up by name, and returns them in the order of the catalog. "all" means all sets.
+  """Returns the sets with these names in catalog order. The name "all" selects all sets.
 
   Raises:
     InputError: a name is unknown.
@@ -148,10 +150,10 @@ def find(names: Iterable[str]) -> list[EvaluationSet]:
 
 
 def choose(names: Iterable[str]) -> list[EvaluationSet]:
-  """Looks sets up by name, like `find`. "all" means all sets that can be downloaded.
+  """Returns the sets with these names, but "all" selects only sets that `download` supports.
 
   Raises:
-    InputError: a name is unknown, or its set must be downloaded by hand. The message explains how.
+    InputError: a name is unknown, or a set must be downloaded by hand. The message explains how.
   """
   names_set = set(names)
   selected = find(names_set)
@@ -172,23 +174,24 @@ def download(
 ) -> list[storage.Path]:
   """Downloads a set below a data root.
 
-  The file `.downloads/NAME.json` below the root marks a complete set. It lists the checksums of the
-  set's files. If all files still match, nothing is downloaded. Incomplete files are in
-  `.downloads/NAME`, and the next call resumes them. If the root is in an object store, files are
-  downloaded to a temporary folder and then uploaded.
+  The file `.downloads/NAME.json` below the root marks a complete set and lists the checksums of its
+  files. If all files still match their checksums, nothing is downloaded. Archives and tables to
+  join stay in `.downloads/NAME` until the set is complete, so the next call resumes an interrupted
+  download. If the root is in an object store, files are downloaded to a temporary folder and then
+  uploaded.
 
   Args:
     fetcher: Downloads files.
     entry: The set.
     root: The data root, local or in an object store.
-    report: Called with each line of progress.
+    report: Called with each progress message.
 
   Returns:
-    The files of the set.
+    The paths of the files in the set.
 
   Raises:
-    InputError: as `fetch.Fetcher.fetch` and `archives.unpack`, or a joined table exists with
-      different content.
+    InputError: see `fetch.Fetcher.fetch` and `archives.unpack`. Also if a joined table already
+      exists with different content.
   """
   if storage.is_file(note := _note(entry, root)):
     digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
@@ -200,7 +203,7 @@ def download(
       local = pathlib.Path(folder)
       files = [*_download(fetcher, entry, local, report), _note(entry, local)]
       paths = [root / path.relative_to(local).as_posix() for path in files]
-      # The marker is the last file, so it appears only after all other files.
+      # The marker is uploaded last, so it exists only if all other files do.
       for path, target in zip(files, paths, strict=True):
         storage.upload(path, os.fspath(target))
     paths.pop()
@@ -252,7 +255,7 @@ def _download(
 
 
 def describe(entry: EvaluationSet) -> str:
-  """Returns several lines about a set: its folder, license, size and page."""
+  """Describes a set in several lines: its title, folder, license, download size and page."""
   lines = [
     f"{entry.name}: {entry.title}",
     f"  folder   {entry.folder}",
@@ -272,7 +275,7 @@ def describe(entry: EvaluationSet) -> str:
 
 
 def _join(splits: Mapping[str, pathlib.Path], how: Tables, path: pathlib.Path) -> None:
-  """Joins the TAB-separated files of the splits into one table, and normalizes white space."""
+  """Joins TAB-separated split files into one table, and normalizes white space in the fields."""
   with open(path, "w", encoding="utf-8", newline="") as out:
     if how.header:
       out.write("\t".join(how.columns) + "\n")

@@ -1,7 +1,10 @@
-"""Downloads over HTTPS: resumable, checked, and renamed into place when complete.
+"""Downloads files over HTTPS. Interrupted downloads can be resumed.
 
-pooch does not resume; `http_get` of huggingface_hub is for its own files of at most 50 GB. Neither
-checks where redirects lead, nor a published size before the download.
+When a file is complete, it is checked and then renamed into place.
+
+The package pooch cannot resume downloads, and `http_get` in huggingface_hub is limited to files on
+the Hub of at most 50 GB. Neither package checks the targets of redirects, or compares the size that
+the server announces with a published size.
 """
 
 import dataclasses
@@ -33,10 +36,10 @@ class File:
   """A file to download.
 
   Attributes:
-    url: HTTPS, or HTTP on this machine.
+    url: The URL. It must use HTTPS, unless the server is on this machine.
     size: Published size in bytes, if known.
     kib: Published size in KiB, rounded down, if the size in bytes is unknown.
-    checksum: "sha256:HEX", or "git:HEX" with the id of a Git blob; "" if none is published.
+    checksum: "sha256:HEX", or "git:HEX" for a Git blob id; "" if no checksum is published.
   """
 
   url: str
@@ -45,7 +48,7 @@ class File:
   checksum: str = ""
 
   def difference(self, path: pathlib.Path) -> str:
-    """Describes how a file on disk differs from the published file; "" if it does not."""
+    """Describes how a file on disk differs from the published file, or returns "" if it matches."""
     if problem := self.size_difference(path.stat().st_size):
       return problem
     if not self.checksum:
@@ -59,7 +62,7 @@ class File:
     return "" if actual == expected else f"has the {kind} checksum {actual}, not {expected}"
 
   def size_difference(self, size: int) -> str:
-    """Describes how a size in bytes differs from the published size; "" if it does not."""
+    """Describes how a size in bytes differs from the published size, or returns ""."""
     if self.size in (None, size) and self.kib in (None, size >> 10):
       return ""
     published = f"{self.kib:,} KiB" if self.size is None else f"{self.size:,}"
@@ -67,10 +70,10 @@ class File:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-  """Follows redirects to allowed addresses."""
+  """Follows redirects, but only to URLs that `check_address` accepts."""
 
   def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):
-    """Checks the new address and returns the request to it."""
+    """Checks the target of the redirect and returns a request to it."""
     check_address(newurl)
     return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -79,7 +82,7 @@ class Fetcher:
   """Downloads files, with a progress bar for each file.
 
   Args:
-    attempts: Number of consecutive attempts without new bytes before an error is raised.
+    attempts: Number of consecutive attempts without new bytes after which an error is raised.
     timeout: Seconds to wait for a connection or for more bytes.
     pause: Seconds before the second attempt. The pause doubles after each attempt.
   """
@@ -92,16 +95,16 @@ class Fetcher:
     self._opener.addheaders = [("User-Agent", f"vmsst/{vmsst.__version__}")]
 
   def fetch(self, file: File, path: pathlib.Path) -> bool:
-    """Downloads a file to `path`, unless it exists.
+    """Downloads a file to `path`, unless `path` already exists.
 
-    During the download, the bytes are in a file next to `path`. After an interruption, the next
-    call resumes the download. If the file on the server has changed, the call starts over.
+    An incomplete download is stored in a file next to `path`, and the next call resumes it. If the
+    file on the server has changed since then, the download starts over.
 
     Returns:
-      Whether anything was downloaded. False if `path` has the published size and checksum.
+      True if the file was downloaded; False if `path` exists and matches the published file.
 
     Raises:
-      InputError: the file cannot be downloaded, or differs from the published one.
+      InputError: the file cannot be downloaded, or does not match the published size or checksum.
     """
     if path.exists():
       if problem := file.difference(path):
@@ -116,14 +119,14 @@ class Fetcher:
     if problem := file.difference(part_file):
       part_file.unlink()
       raise errors.InputError(
-        f"{file.url}: the file {problem}: it has changed on the server or was damaged in transit; "
-        "it was deleted; rerun the same command"
+        f"{file.url}: the file {problem}, so it has changed on the server or was damaged in "
+        "transit; the download was deleted; rerun the same command"
       )
     os.replace(part_file, path)
     return True
 
   def read(self, url: str) -> bytes:
-    """Returns the content of a small file; raises InputError as `fetch` does."""
+    """Returns the content of a small file; raises InputError if it cannot be downloaded."""
 
     def attempt() -> bytes:
       with self._open(url) as response:
@@ -132,7 +135,7 @@ class Fetcher:
     return self._persist(url, attempt, lambda: 0)
 
   def _persist(self, url: str, attempt: Callable[[], _T], progress: Callable[[], int]) -> _T:
-    """Retries an attempt until it succeeds, and returns its result. New bytes reset the count."""
+    """Calls `attempt` until it succeeds; returns its result. Progress resets the failure count."""
     furthest = failures = 0
     while True:
       try:
@@ -144,13 +147,13 @@ class Fetcher:
         failures += 1
         if fatal or failures >= self._attempts:
           raise errors.InputError(
-            f"{url}: {error or type(error).__name__}; gave up after {failures} attempts: rerun the "
+            f"{url}: {error or type(error).__name__}; gave up after {failures} attempts; rerun the "
             "same command later to resume"
           ) from None
         time.sleep(min(self._pause * 2 ** (failures - 1), _MAX_PAUSE))
 
   def _open(self, url: str, start: int = 0) -> http.client.HTTPResponse:
-    """Returns the response to a request for the bytes from `start`, after redirects."""
+    """Requests the bytes from `start` on, follows redirects and returns the response."""
     check_address(url)
     headers = {"Range": f"bytes={start}-"} if start else {}
     response: http.client.HTTPResponse = self._opener.open(
@@ -159,14 +162,14 @@ class Fetcher:
     return response
 
   def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
-    """Downloads the missing bytes in one attempt; returns the complete part file."""
+    """Downloads the missing bytes in one attempt; returns the path of the completed part file."""
     partials = _parts(path)
-    # Request the last byte too: if all bytes are there, a server rejects a range after the end.
+    # Request the last byte again, because a server rejects a range that starts after the end.
     start = max(partials[0].stat().st_size - 1, 0) if len(partials) == 1 else 0
     try:
       response = self._open(file.url, start)
     except urllib.error.HTTPError as error:
-      if error.code == 416:  # The file has become shorter.
+      if error.code == 416:  # The file on the server has become shorter.
         _remove(partials)
       raise
     with response:
@@ -205,7 +208,7 @@ class Fetcher:
 def part_path(path: pathlib.Path, file: File, version: str, total: int | None) -> pathlib.Path:
   """Returns the path of an incomplete file. Its name contains a hash of the file's version.
 
-  A download therefore resumes only if the file on the server is still the same version.
+  A download therefore resumes only if the server still offers the same version of the file.
 
   Args:
     path: Path of the complete file.
@@ -214,8 +217,8 @@ def part_path(path: pathlib.Path, file: File, version: str, total: int | None) -
     total: Size of the complete file in bytes, if known.
   """
   if not version and not file.checksum:
-    # Without a version or checksum, two halves of different versions would go unnoticed. A unique
-    # name prevents resuming.
+    # Without a version or checksum, a file made of two versions would go unnoticed. A unique name
+    # prevents resuming.
     version = str(time.time_ns())
   digest = hashlib.sha256(f"{file.url}\n{version}\n{total}".encode()).hexdigest()
   return path.with_name(f".{path.name}.{digest[:16]}.vmsst-part")
@@ -231,7 +234,7 @@ def _remove(paths: list[pathlib.Path]) -> None:
 
 
 def check_address(url: str) -> None:
-  """Raises InputError if an address is neither HTTPS nor on this machine."""
+  """Raises InputError unless a URL uses HTTPS or points to this machine."""
   address = urllib.parse.urlsplit(url)
   if address.scheme != "https" and not (address.scheme == "http" and address.hostname in _LOCAL):
     raise errors.InputError(f"{url!r} is not an HTTPS address; nothing was downloaded from there")

@@ -1,7 +1,8 @@
 """Lists and downloads OPUS releases.
 
-A release is one version of a corpus for one language pair: a zip of two files with aligned lines.
-`download` writes it as `CORPUS/VERSION/moses/de-en.txt.zip`. The list comes from the OPUS API.
+A release is one version of a corpus for one language pair: a zip archive that contains two text
+files with aligned lines. `download` writes each release to a path such as
+`CORPUS/VERSION/moses/de-en.txt.zip`. The list of releases comes from the OPUS API.
 """
 
 import os
@@ -25,20 +26,21 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}")
 _FILE = re.compile(r"([A-Za-z0-9_]{1,40})-([A-Za-z0-9_]{1,40})\.txt\.zip")
 
 Keep = Callable[[str, str], bool]
-"""Filter of language pairs, called with two OPUS codes."""
+"""Filter that takes the two OPUS codes of a language pair and returns whether to keep the pair."""
 
 
 class Release(msgspec.Struct, frozen=True):
-  """A file of OPUS, with the fields that the OPUS API returns.
+  """A file in OPUS, with the fields that the OPUS API returns.
 
   Attributes:
     corpus: Name of the corpus.
     version: Version, such as "v8".
     source: OPUS code of the first language.
     target: OPUS code of the second language.
-    url: Address of the file.
+    url: URL of the file.
     kib: Size in KiB, rounded down.
-    alignment_pairs: Number of sentence pairs. If OPUS does not list the number, another type.
+    alignment_pairs: Number of sentence pairs, or a value that is not an integer if OPUS does not
+      list the number.
   """
 
   corpus: str
@@ -51,7 +53,7 @@ class Release(msgspec.Struct, frozen=True):
 
   @property
   def pairs(self) -> int | None:
-    """Number of sentence pairs, if OPUS lists it."""
+    """Number of sentence pairs; None if OPUS does not list the number."""
     return self.alignment_pairs if isinstance(self.alignment_pairs, int) else None
 
   @property
@@ -62,7 +64,7 @@ class Release(msgspec.Struct, frozen=True):
 
 
 class _List(msgspec.Struct):
-  """A response of the OPUS API."""
+  """A response from the OPUS API."""
 
   corpora: list[Release]
 
@@ -70,11 +72,11 @@ class _List(msgspec.Struct):
 def releases(
   fetcher: fetch.Fetcher, corpora: Iterable[tuple[str, str | None]], keep: Keep
 ) -> list[Release]:
-  """Returns the releases of corpora, in the order of the corpora. Empty releases are omitted.
+  """Returns the nonempty releases of some corpora, in the order of the corpora.
 
   Args:
     fetcher: Downloads the lists.
-    corpora: Corpus names, each with a version, or None for the latest version.
+    corpora: Pairs of a corpus name and a version. None means the latest version.
     keep: Selects language pairs.
 
   Raises:
@@ -88,10 +90,10 @@ def releases(
     content = msgspec.json.decode(fetcher.read(url), type=_List)
     if not content.corpora:
       raise errors.InputError(
-        f"OPUS has no corpus {corpus} in version {version or LATEST}: see {SITE}"
+        f"OPUS has no version {version or LATEST} of the corpus {corpus}; see {SITE}"
       )
     for release in content.corpora:
-      # The list is untrusted, and its names become a path.
+      # The list is untrusted, and these names become part of a path.
       file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
       is_moses = file is not None and file.groups() == (release.source, release.target)
       if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
@@ -110,7 +112,7 @@ def download(
   root: storage.Path,
   report: Callable[[Release, bool], None] = lambda release, fetched: None,
 ) -> None:
-  """Downloads releases below a root. Existing files are only checked.
+  """Downloads releases into a root folder. Existing files are only checked.
 
   Args:
     fetcher: Downloads files.
@@ -119,7 +121,7 @@ def download(
     report: Called after each release with the release and whether it was downloaded.
 
   Raises:
-    InputError: as `fetch.Fetcher.fetch`.
+    InputError: see `fetch.Fetcher.fetch`.
   """
   for release in releases:
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
@@ -136,7 +138,7 @@ def download(
 
 
 def every_pair(source: str, target: str) -> bool:
-  """A filter that accepts every language pair."""
+  """Accepts every language pair."""
   return True
 
 
@@ -144,10 +146,11 @@ def pairs_among(texts: Iterable[str]) -> Keep:
   """Returns a filter that accepts these language pairs, in either order.
 
   Args:
-    texts: Language pairs such as "de-en". Codes of the same language are equal, such as en and eng.
+    texts: Language pairs such as "de-en". All codes for a language, such as en and eng, are
+      equivalent.
 
   Raises:
-    InputError: a text is not a pair of codes.
+    InputError: a text is not a pair of language codes.
   """
   pairs = set()
   for text in texts:
@@ -163,7 +166,7 @@ def _comparable(code: str) -> languages.Language | str:
 
 
 def describe(releases: Sequence[Release]) -> Iterator[str]:
-  """Yields lines of text: one per release, the total, and where to read each license."""
+  """Yields one line per release, a line with the totals, and one line per license."""
   for x in releases:
     pairs = "" if x.pairs is None else f"{x.pairs:,}"
     name = f"{x.source}-{x.target}"

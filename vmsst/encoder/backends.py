@@ -1,6 +1,6 @@
-"""Backends that compute an encoder's vectors: JAX, and ONNX Runtime for more speed on CPUs.
+"""Backends that compute an encoder's vectors: JAX, and ONNX Runtime, which is faster on CPUs.
 
-Both sort the sentences by length before they form batches.
+Both backends sort sentences by length before they form batches.
 """
 
 import concurrent.futures
@@ -27,23 +27,24 @@ BACKENDS = (JAX, ONNX)
 """Names of the backends, as in sentence-transformers. ONNX Runtime always computes in float32."""
 _PACKAGES = ("onnx", "onnxruntime")
 
-# Tokens per batch on a CPU: enough for fast matmuls, few enough for a core's cache.
+# Tokens per batch on a CPU: enough for fast matmuls, but few enough to fit in a core's cache.
 _BATCH_TOKENS = 1024
-# Longest sentences for which a batch has full size.
+# If sentences have more tokens than this, a batch contains fewer of them, to save memory.
 _FULL_WIDTH = 64
-# Minimum number of padding tokens saved to justify a separate batch. Each new shape is compiled.
+# A batch ends early only if this saves at least this number of padding tokens, because JAX compiles
+# each new shape.
 _WORTHWHILE = 2048
 
 
 Batch = tuple[np.ndarray, np.ndarray]
-"""Sentence indices [B] and token ids, int32 [R, T], where R >= B; rows after B are padding."""
+"""Sentence indices [B] and token ids, int32 [R, T], where R >= B; rows from B on are padding."""
 
 
 def fastest(network: sentence_encoder.SentenceEncoder) -> str:
-  """Returns the name of the fastest backend for a network on this machine, at equal precision.
+  """Returns the name of the backend that computes a network fastest on this machine.
 
-  This is JAX on accelerators and for bfloat16. On CPUs it is ONNX Runtime if it is installed and
-  supports the network, otherwise JAX.
+  JAX is fastest on accelerators and for bfloat16. On CPUs, ONNX Runtime is fastest if it is
+  installed and supports the network; otherwise, the result is JAX.
   """
   has_graph = isinstance(network.config, onnx.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
@@ -69,7 +70,7 @@ def new(
     name: One of `BACKENDS`.
     network: Maps token ids to vectors.
     params: The network's parameters.
-    devices: JAX devices that share each batch. If None, see `vmsst.Encoder`.
+    devices: JAX devices that share each batch (default: as in `vmsst.Encoder`).
 
   Raises:
     InputError: the backend's package is not installed.
@@ -83,12 +84,12 @@ def new(
 
 
 class JaxBackend:
-  """Computes vectors with JAX, and splits each batch over all devices.
+  """Computes vectors with JAX, and splits each batch across all devices.
 
   Attributes:
     params: The network's parameters, as a tree.
     in_flight: Number of batches to start before waiting for the first result.
-    batches: Divides token ids into batches.
+    batches: Function that divides token ids into batches.
     process: Id of the process that created the backend.
   """
 
@@ -119,11 +120,11 @@ class JaxBackend:
 
 
 class CpuBackend:
-  """Computes vectors in float32 with ONNX Runtime, from the graph of `vmsst.formats.onnx`.
+  """Computes vectors in float32 with ONNX Runtime, from a graph that `vmsst.formats.onnx` builds.
 
-  Nothing is written to disk: the graph is built in memory, and the runtime uses the arrays of the
-  parameters without a copy. Each core computes a separate batch. Small batches stay in the core's
-  cache, and the cores do not wait for each other. All cores share a batch that runs alone.
+  The graph is built in memory, not on disk, and the runtime uses the parameter arrays without
+  copying them. Each core computes a separate batch, so that small batches stay in the core's cache
+  and cores do not wait for each other. If there is only one batch, all cores share it.
 
   Attributes:
     params: The network's parameters, as a tree.
@@ -142,12 +143,13 @@ class CpuBackend:
       InputError: a package is not installed.
     """
     with errors.requires("onnx", "the backend 'onnx'"):
-      os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # only works before the import
+      os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # must be set before the import
       import onnx
       import onnxruntime
     del onnx, onnxruntime
     self._network, self.params, self.process = network, params, os.getpid()
-    # Uses the cores of this process. Launchers of several workers limit OMP_NUM_THREADS.
+    # Use the cores available to this process, but at most OMP_NUM_THREADS, which launchers set when
+    # they start several workers.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = os.environ.get("OMP_NUM_THREADS", "")
     self._threads = max(1, min(cores or 1, int(limit) if limit.isdigit() else sys.maxsize))
@@ -156,14 +158,14 @@ class CpuBackend:
 
   @functools.cached_property
   def _compile(self) -> Callable[[bool], Callable[[Mapping[str, np.ndarray]], np.ndarray]]:
-    """Builds the graph once; returns a function that compiles it for all threads or for one."""
+    """Builds the graph once; returns a function that compiles it for all threads or one thread."""
     import onnxruntime
 
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")
     graph = onnx.build(tensors.separate(arrays), self._network)
     model, weights = graph.without_weights(onnx.OUTPUT)
-    # ONNX Runtime copies weights into every session, but not inputs. The token table is the
-    # largest weight, so it becomes an input.
+    # ONNX Runtime copies weights into every session, but does not copy inputs. The token table is
+    # the largest weight, so it is passed as an input.
     inputs = {x: weights.pop(x) for x in (tensors.TOKEN_TABLE,) if x in weights}
     helper = graph.library.helper
     for name, array in inputs.items():
@@ -189,7 +191,7 @@ class CpuBackend:
   def batches(
     self, ids: Sequence[Sequence[int]], batch_size: int, max_length: int
   ) -> Iterator[Batch]:
-    """Yields batches that fit a core's cache, padded to their longest sentence."""
+    """Yields batches that fit in a core's cache. Each batch is padded to its longest sentence."""
     del max_length
 
     def shape(length_N: np.ndarray) -> tuple[int, int, int]:
@@ -217,23 +219,23 @@ class CpuBackend:
 def padded_batches(
   ids: Sequence[Sequence[int]], batch_size: int, max_length: int, multiple: int = 1
 ) -> Iterator[Batch]:
-  """Yields batches of sentences with similar lengths, in few shapes.
+  """Yields batches of sentences with similar lengths, padded to a few shapes.
 
-  T and, in the last batch, R are rounded up to 1 or 1.5 times a power of two. A batch ends before
-  sentences of at most half its width if that saves much padding.
+  T is rounded up to 1 or 1.5 times a power of two; so is R in the last batch. A batch ends before
+  the first sentence of at most half its width if this saves much padding.
 
   Args:
     ids: Token ids of every sentence.
     batch_size: Maximum sentences per batch. Batches of long sentences are smaller to save memory.
     max_length: Maximum tokens per sentence.
-    multiple: R is a multiple of this number.
+    multiple: Number that divides R, such as the number of devices.
   """
 
   def shape(length_N: np.ndarray) -> tuple[int, int, int]:
     width = min(_round_up(int(length_N[0])), max_length)
     limit = max(1, min(batch_size, batch_size * _FULL_WIDTH // width))
     count = min(limit, len(length_N))
-    longer = int(np.searchsorted(-length_N[:count], -(width // 2)))  # than half the width
+    longer = int(np.searchsorted(-length_N[:count], -(width // 2)))  # longer than half the width
     if longer and (count - longer) * width // 2 >= _WORTHWHILE:
       count = longer
     rows = min(_round_up(count), limit)
@@ -247,11 +249,12 @@ def length_batches(
 ) -> Iterator[Batch]:
   """Yields batches, from the longest to the shortest sentences.
 
-  The largest batches come first, so a lack of memory shows at once.
+  The largest batch comes first, so that a lack of memory shows immediately.
 
   Args:
     ids: Token ids of every sentence.
-    shape: Maps the lengths of the remaining sentences, descending, to B, R and T.
+    shape: Function that takes the lengths of the sentences not yet batched, in descending order,
+      and returns (B, R, T).
   """
   length_N = np.fromiter(map(len, ids), np.int64, len(ids))
   order_N = np.argsort(-length_N, kind="stable")

@@ -1,6 +1,6 @@
-"""Encoder methods that stand in for a `SentenceTransformer`, and methods that score pairs.
+"""Encoder methods named as in `SentenceTransformer`, and methods that score pairs.
 
-docs/how-to/sentence_transformers.md lists all of them in a table.
+The table in docs/how-to/sentence_transformers.md lists all of these methods.
 """
 
 import functools
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 Language = str | Sequence[str] | None
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 _LEVELS = 255
-# Similarities that are negative distances, and the order of their norms.
+# Order of the norm for each similarity that is a negative distance.
 _NORMS = {"euclidean": 2, "manhattan": 1}
 
 
 class Members:
-  """Mixin of `Encoder` that compares vectors, and aliases from sentence-transformers."""
+  """Mixin for `Encoder`: methods that compare vectors, and sentence-transformers aliases."""
 
   max_length: int
   dimension: int
@@ -51,18 +51,18 @@ class Members:
     """Returns the similarity of every source with every target: float32 [N, M].
 
     The result is a NumPy array, or a torch tensor if vectors are torch tensors.
-    `similarity_fn_name` selects the similarity (default: cosine, or what the files of a released
-    encoder name). Distances are negative, as in sentence-transformers, so that larger values mean
-    more similar.
+    `similarity_fn_name` selects the similarity (default: the similarity named in a released
+    encoder's files, otherwise cosine). Distances are negated, as in sentence-transformers, so that
+    more similar vectors have larger values.
 
     Args:
       sources: Texts as in `encode`, vectors [N, D], a list of N vectors, or one vector [D].
-      targets: Texts or vectors likewise (default: the sources).
+      targets: Texts or vectors, in the same forms as the sources (default: the sources).
       languages: Languages of sources and targets, for encoders that require them.
-      **options: Options of `encode`, such as `batch_size`.
+      **options: Options for `encode`, such as `batch_size`.
 
     Raises:
-      ValueError, TypeError, InputError: as in `encode`, or vectors have another shape.
+      ValueError, TypeError, InputError: as in `encode`, or vectors have an unexpected shape.
     """
     scores_NM = self._scores(sources, targets, languages, options)
     kinds = {type(_first(texts)).__module__ for texts in (sources, targets)}
@@ -105,11 +105,11 @@ class Members:
       neighbors: Number of nearest neighbors.
       margin: "ratio", "distance" or "absolute".
       languages: Languages of sources and targets, for encoders that require them.
-      **options: Options of `encode`, such as `batch_size`.
+      **options: Options for `encode`, such as `batch_size`.
 
     Raises:
       ValueError, TypeError, InputError: as in `encode`, no pairs are given, the sources and targets
-        differ in number, vectors have another shape or are not finite, `neighbors` is not a
+        differ in number, vectors have an unexpected shape or are not finite, `neighbors` is not a
         positive integer, or the margin is unknown.
       RuntimeError: as in `encode`.
     """
@@ -146,7 +146,7 @@ class Members:
     if norm and pairs:
       return -np.linalg.norm(source_ND - target_MD, ord=norm, axis=1)
     if norm:
-      from scipy.spatial import distance  # imported here because it takes half a second
+      from scipy.spatial import distance  # imported here because the import takes half a second
 
       return -distance.cdist(source_ND, target_MD, "minkowski", p=norm).astype(np.float32)
     return np.einsum("nd,nd->n", source_ND, target_MD) if pairs else source_ND @ target_MD.T
@@ -154,12 +154,12 @@ class Members:
   def _sides(
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of sources and targets. With `pairs`, both must be equally many."""
+    """Returns the vectors of sources and targets. `pairs` requires one target for each source."""
     pools = [self._side(sources)]
     if pairs or targets is not None:
       pools.append(self._side(targets))
     if pairs and len(pools[0]) != len(pools[1]):
-      raise ValueError(f"{len(pools[0]):,} sources and {len(pools[1]):,} targets are not pairs")
+      raise ValueError(f"{len(pools[0]):,} sources, {len(pools[1]):,} targets; give equally many")
     vectors = []
     for pool, language in zip(pools, input_texts.languages_by_side(languages), strict=False):
       if isinstance(pool, list):
@@ -182,12 +182,12 @@ class Members:
 
   @property
   def device(self) -> Any:
-    """Device of the tensors that `encode` returns: torch's CPU."""
+    """Device of the tensors that `encode` returns: the CPU, as a torch device."""
     return tensor(np.empty(0)).device
 
   @property
   def model_card_data(self) -> Any:
-    """Stand-in for a model card: names the model for vector caches and ignores metrics."""
+    """Minimal model card, which names the model for vector caches and ignores metrics."""
     return types.SimpleNamespace(base_model=self.path, set_evaluation_metrics=lambda *_, **__: None)
 
   @functools.cached_property
@@ -215,13 +215,13 @@ class Members:
     return self
 
   def evaluate(self, evaluator: Any, output_path: str | None = None) -> Any:
-    """Runs an evaluator of sentence-transformers and returns its metrics."""
+    """Runs a sentence-transformers evaluator and returns its metrics."""
     return evaluator(self, output_path)
 
 
 def tensor(array: np.ndarray) -> Any:
   """Converts an array to a torch tensor."""
-  with errors.requires("sentence-transformers", "a tensor of torch"):
+  with errors.requires("sentence-transformers", "a torch tensor"):
     import torch
   return torch.from_numpy(array)
 
@@ -231,22 +231,23 @@ def quantize(
   precision: Precision,
   ranges_2D: Float[np.ndarray, "2 D"] | None = None,
 ) -> np.ndarray:
-  """Quantizes vectors to save space, like `quantize_embeddings` of sentence-transformers.
+  """Quantizes vectors to save space, like `quantize_embeddings` in sentence-transformers.
 
-  This function rounds to the nearest level; sentence-transformers truncates.
+  This function rounds to the nearest level, whereas sentence-transformers truncates.
 
   Args:
     vectors_ND: Vectors [N, D].
-    precision: "float32"; "int8" or "uint8" for one byte per dimension, with 256 levels between the
-      lowest and the highest value of the dimension; "binary" or "ubinary" for one bit per
-      dimension, 1 if the value is positive, with 8 bits in each int8 or uint8.
+    precision: "float32", which leaves the values unchanged; "int8" or "uint8", which store one byte
+      per dimension; "binary" or "ubinary", which store one bit per dimension. A byte selects one of
+      256 levels between the dimension's lowest and highest value. A bit is 1 if the value is
+      positive, and each int8 or uint8 packs 8 bits.
     ranges_2D: The lowest and the highest value of each dimension, for int8 and uint8. Values
-      outside the range are clipped. If omitted, the ranges are computed from the vectors; a single
-      vector is not enough. Use the same ranges for all vectors that you compare.
+      outside the range are clipped. If omitted, the ranges are computed from the vectors, which
+      requires at least two vectors. Use the same ranges for all vectors that you compare.
 
   Raises:
-    ValueError: the precision is unknown, ranges are missing for a single vector, or the ranges have
-      another shape.
+    ValueError: the precision is unknown, ranges are missing for a single vector, or the shape of
+      the ranges is not [2, D].
   """
   vectors_ND = np.asarray(vectors_ND)
   errors.check_choice("precision", precision, get_args(Precision))
@@ -259,7 +260,7 @@ def quantize(
   else:
     if ranges_2D is None and len(vectors_ND) == 1:
       raise ValueError(
-        f"the levels of {precision} need the ranges of many vectors; quantize them together, or "
+        f"{precision} requires the range of each dimension; quantize many vectors together, or "
         "give ranges_2D"
       )
     ends = [vectors_ND.min(axis=0), vectors_ND.max(axis=0)] if ranges_2D is None else ranges_2D

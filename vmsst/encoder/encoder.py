@@ -1,4 +1,4 @@
-"""The class `Encoder`: sentences to vectors, similarities and margin scores."""
+"""The class `Encoder`, which computes sentence vectors, similarities and margin scores."""
 
 import collections
 import concurrent.futures
@@ -29,19 +29,21 @@ from vmsst.networks import sentence_encoder
 
 Language = str | Sequence[str] | None
 
-# Sentences that are tokenized and sorted together: enough to form batches of similar lengths. The
-# next window is tokenized while the vectors of this one are computed.
+# Number of sentences that are tokenized and sorted together, so that each batch contains sentences
+# of similar lengths. The next window is tokenized while the vectors of the current window are
+# computed.
 _WINDOW = 1 << 13
 
 
 class Encoder(compatibility.Members):
   """Maps sentences to vectors.
 
-  Tools for `SentenceTransformer` accept this class instead. You can set `max_length` (or its alias
-  `max_seq_length`), `default_prompt_name` and `similarity_fn_name`. Other attributes are read-only.
+  Tools that expect a `SentenceTransformer` also accept this class. You can set `max_length` (or its
+  alias `max_seq_length`), `default_prompt_name` and `similarity_fn_name`. Other attributes are
+  read-only.
 
   Use an encoder only in the process that loaded it, because JAX hangs in forked children. Pass the
-  path to other processes, and load the encoder there.
+  path to other processes, and load the encoder in each of them.
 
   Attributes:
     network: Maps token ids to vectors.
@@ -152,7 +154,7 @@ class Encoder(compatibility.Members):
     """Returns a copy that prepends a prompt to every text; both encoders share the parameters.
 
     Raises:
-      InputError: the vocabulary does not support a prefix. Hugging Face tokenizers do.
+      InputError: the vocabulary does not support prefixes. Hugging Face tokenizers support them.
     """
     vocabulary = self.vocabulary
     if not isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
@@ -162,19 +164,19 @@ class Encoder(compatibility.Members):
     return encoder
 
   def trim(self, texts: Texts) -> "Encoder":
-    """Returns a copy with a smaller token table: only the tokens that the texts need.
+    """Returns a copy with a smaller token table, which contains only the tokens of the texts.
 
-    Most parameters of a multilingual encoder are token vectors. The vectors of the given texts stay
-    the same. The copy can still encode other texts, but splits them into more and shorter tokens.
+    Most parameters of a multilingual encoder are token vectors. The vectors of `texts` stay the
+    same. The copy can still encode any other text, but splits it into more and shorter tokens.
 
     Args:
       texts: As in `encode`.
 
     Raises:
-      InputError: the tokenizer cannot be trimmed. The tokenizers of BERT and XLM-R can.
+      InputError: the tokenizer cannot be trimmed. BERT and XLM-R tokenizers can be trimmed.
     """
     if not isinstance(self.vocabulary, tokenizers.HuggingFaceVocabulary):
-      raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it as it is")
+      raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it untrimmed")
     vocabulary, rows = tokenizers.trim(self.vocabulary, input_texts.as_list(texts))
     config = dataclasses.replace(self.network.config, vocab_size=len(rows))
     network = dataclasses.replace(self.network, config=config, parent=None)
@@ -185,8 +187,8 @@ class Encoder(compatibility.Members):
   def truncate(self, layers: int) -> "Encoder":
     """Returns a copy with the first layers only, to save time and memory.
 
-    First train the encoder with `matryoshka_layers` of `vmsst.finetune`; otherwise truncation costs
-    more accuracy.
+    First train the encoder with `vmsst.finetune` and its option `matryoshka_layers`; otherwise,
+    truncation costs more accuracy.
 
     Args:
       layers: Number of layers to keep, fewer than the encoder has.
@@ -249,32 +251,35 @@ class Encoder(compatibility.Members):
 
     A single string returns a single vector, [D], as in sentence-transformers.
 
-    Sentences are sorted by length and padded to few shapes, to save compute and compilation.
-    A sentence with more than `max_length` tokens is cut. A vector does not depend on other inputs
-    beyond rounding error. An empty sentence has the vector of its EOS token, or zeros if the
-    vocabulary has no EOS. Half of a surrogate pair is not valid UTF-8 and counts as U+FFFD.
+    Sentences are sorted by length and padded to a few shapes, which saves computation and
+    compilation. A sentence with more than `max_length` tokens is cut. Apart from rounding error, a
+    vector does not depend on the other inputs. An empty sentence is encoded as its EOS token, or as
+    zeros if the vocabulary has no EOS token. An unpaired surrogate is not valid UTF-8 and is read
+    as U+FFFD.
 
     Args:
-      sentences: One string, a sequence or iterator of strings (read completely first), or an open
-        file with one sentence per line. Or a pathlib.Path (not a string) to such a file, UTF-8,
-        plain or gzipped.
-      language: Language code (see `vmsst.languages`), or one for each sentence. Required if the
-        vocabulary splits text into words by the rules of a language, as EMS does; otherwise
+      sentences: One string; a sequence or iterator of strings; an open file with one sentence per
+        line; or a pathlib.Path (not a string) to such a file in UTF-8, plain or gzipped. Iterators
+        and files are read completely before encoding starts.
+      language: One language code (see `vmsst.languages`), or one code for each sentence. Required
+        if the vocabulary splits text into words by language-specific rules, as in EMS; otherwise
         ignored.
-      prefix: Text before every sentence, such as E5's "passage: " (default: the vocabulary's
+      prefix: Text to prepend to every sentence, such as E5's "passage: " (default: the vocabulary's
         prefix, usually empty).
-      prompt_name: Name of the prefix in `prompts`, instead of `prefix`. Every encoder has the
-        names "query" and "document", for the prefixes of `encode_query` and `encode_document`.
-      batch_size: Sentences per batch, on all devices together. Batches of sentences with more than
+      prompt_name: Name of a prefix in `prompts`, to use instead of `prefix`. Every encoder accepts
+        "query" and "document", the names of the prefixes that `encode_query` and `encode_document`
+        prepend.
+      batch_size: Sentences per batch, counted over all devices. Batches of sentences with more than
         64 tokens are smaller, to save memory.
       truncate_dim: Number of leading dimensions to return, for encoders trained with Matryoshka
         losses (default: all).
-      normalize: Scale vectors to length 1, so that dot products are cosines; zeros stay zeros.
-        Vectors of some imported encoders (E5, LaBSE) always have length 1.
+      normalize: Whether to scale vectors to length 1, so that dot products are cosines. Zero
+        vectors stay zero. Vectors of some imported encoders (E5, LaBSE) always have length 1.
       precision: Data type of the vectors, as in sentence-transformers (default: "float32"). "int8"
-        and "uint8" store a byte per dimension, with 256 levels between the lowest and the highest
-        value of the dimension in these vectors (`vmsst.quantize` accepts other ranges). "binary"
-        and "ubinary" store a sign bit per dimension, with 8 bits in each int8 or uint8.
+        and "uint8" store one byte per dimension, which selects one of 256 levels between the
+        dimension's lowest and highest value in these vectors. To set the ranges yourself, call
+        `vmsst.quantize`. "binary" and "ubinary" store one sign bit per dimension and pack 8 bits
+        into each int8 or uint8.
       progress: Whether to show a progress bar (default: on a terminal only).
       on_cut: Called once if texts were cut, with the number of cut texts, the number of all texts
         and `max_length` (default: logs one warning). Pass None for no warning.
@@ -282,18 +287,18 @@ class Encoder(compatibility.Members):
       normalize_embeddings: Alias of `normalize`.
       show_progress_bar: Alias of `progress`.
       convert_to_numpy: If False, return a list of torch tensors.
-      convert_to_tensor: Return a torch tensor on the CPU.
+      convert_to_tensor: If True, return a torch tensor on the CPU.
       device: Not supported; set JAX_PLATFORMS or CUDA_VISIBLE_DEVICES before Python starts.
       pool: Not supported; run `vmsst embed` for several processes.
 
     Raises:
-      TypeError: the sentences have no order or are keys (a set, a dictionary, a data frame), or an
-        item is not a string (None, bytes, a number).
-      ValueError: `batch_size` or `truncate_dim` is not an integer in its range, the languages and
-        the sentences differ in number, `prompt_name` is unknown or used with another prefix, or
-        `precision` is unknown.
-      InputError: the vocabulary requires a language and none is given, its word splitter or torch
-        is not installed, or a file cannot be read.
+      TypeError: `sentences` is a set, a dictionary or a data frame, or an item is not a string
+        (such as None, bytes or a number).
+      ValueError: `batch_size` or `truncate_dim` is not an integer or is out of range, the languages
+        and the sentences differ in number, `prompt_name` or `precision` is unknown, or more than
+        one of `prefix`, `prompt` and `prompt_name` is passed.
+      InputError: the vocabulary requires a language but `language` is omitted, a required package
+        (a word splitter or torch) is not installed, or a file cannot be read.
       RuntimeError: this process is a forked child of the process that loaded the encoder.
     """
     # JAX's threads do not exist in a forked child, so computations would never end.
@@ -367,10 +372,10 @@ class Encoder(compatibility.Members):
     Args:
       ids: Token ids of N texts, special tokens included, at most `max_length` per text.
       batch_size: Texts per batch.
-      on_batch: Called after each batch with its number of texts.
+      on_batch: Called after each batch with the number of texts in the batch.
     """
     vectors_ND = np.empty((len(ids), self.dimension), np.float32)
-    # The backend computes several batches at once, so start some before waiting for a result.
+    # The backend computes several batches at once, so start several before waiting for a result.
     batches = collections.deque(self._backend.batches(ids, batch_size, self.max_length))
     in_flight: collections.deque[tuple[np.ndarray, Callable[[], np.ndarray]]]
     in_flight, alone = collections.deque(), len(batches) == 1
@@ -385,14 +390,13 @@ class Encoder(compatibility.Members):
     return vectors_ND
 
   def encode_query(self, sentences: Texts, **options: Any) -> Any:
-    """Returns the vectors of queries: `encode` with the prompt "query", if the encoder has it."""
+    """Returns the vectors of queries. Calls `encode` with the prompt "query" if there is one."""
     return self._encode_as("query", sentences, **options)
 
   def encode_document(self, sentences: Texts, **options: Any) -> Any:
     """Returns the vectors of documents to search.
 
-    Calls `encode` with the prompt "document", "passage" or "corpus": the first one that the encoder
-    has and that is not empty.
+    Calls `encode` with the first nonempty prompt among "document", "passage" and "corpus".
     """
     return self._encode_as("document", sentences, **options)
 
@@ -402,7 +406,7 @@ class Encoder(compatibility.Members):
     return self.encode(sentences, **options)
 
   def _prompt(self, prefix: str | None, prompt: str | None, prompt_name: str | None) -> str | None:
-    """Returns the prefix selected by the arguments of `encode`; they exclude each other."""
+    """Returns the prefix selected by the arguments of `encode`. At most one argument can be set."""
     prefixes = {"prefix": prefix, "prompt": prompt, "prompt_name": prompt_name}
     prefixes = {argument: value for argument, value in prefixes.items() if value is not None}
     if len(prefixes) > 1:
@@ -413,7 +417,7 @@ class Encoder(compatibility.Members):
     prompts = tokenizers.method_prompts(default, self.prompts) | dict(self.prompts)
     if prompt_name not in prompts:
       choices = ", ".join(map(repr, prompts))
-      raise ValueError(f"prompt_name is {prompt_name!r}; this encoder has: {choices}")
+      raise ValueError(f"prompt_name is {prompt_name!r}; choose one of {choices}")
     return prompts[prompt_name]
 
   def _tokenize(
@@ -425,7 +429,7 @@ class Encoder(compatibility.Members):
       vocabulary = vocabulary.with_prefix(prefix)
     elif prefix:
       texts = [prefix + text for text in texts]
-    # One token more than the limit shows that a text is too long.
+    # Read one token more than the limit, to detect texts that are too long.
     ids = vocabulary.encode(texts, self.max_length + 1, language)
     long = [index for index, row in enumerate(ids) if len(row) > self.max_length]
     for index in long:

@@ -1,4 +1,4 @@
-"""Calls any encoder: one of this library, or another object with `encode(texts)`.
+"""Calls any encoder: an `Encoder`, or an unrelated object with a method `encode(texts)`.
 
 An `EncoderSource` identifies an encoder and opens it in any process.
 """
@@ -16,7 +16,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.io import array_files, input_files, progress_bar
 
-# Texts of a bitext per window. The number is even, so that a window contains whole pairs.
+# Texts per window of a bitext. The number is even, so that no window splits a pair.
 _WINDOW = 1 << 14
 
 
@@ -30,11 +30,11 @@ def encode(
     texts: N texts.
     method: Method to call: "encode", "encode_query" or "encode_document". If the encoder lacks the
       method, "encode" is called.
-    **options: Options of `encode`, such as `language`, `batch_size` and `progress` (default:
+    **options: Options for `encode`, such as `language`, `batch_size` and `progress` (default:
       False). Options that `encode` does not support are dropped.
 
   Raises:
-    ValueError: the encoder returns an array of another shape.
+    ValueError: the encoder does not return one vector for each text.
   """
   parameters = inspect.signature(encoder.encode).parameters
   options.setdefault("progress", False)
@@ -44,18 +44,18 @@ def encode(
   compute = getattr(encoder, method, encoder.encode)
   vectors_ND = np.asarray(compute(list(texts), **supported), np.float32)
   if vectors_ND.ndim != 2 or len(vectors_ND) != len(texts):
-    raise ValueError(f"encode returned an array {vectors_ND.shape} for {len(texts)} texts")
+    raise ValueError(f"encode returned an array of shape {vectors_ND.shape} for {len(texts)} texts")
   return vectors_ND
 
 
 def identity(encoder: Any, name: str) -> dict[str, str]:
-  """Returns the identity of an encoder, for JSON: its `name`, and its `digest` and `prompt` if any.
+  """Returns an encoder's identity as a JSON object: `name`, and `digest` and `prompt` if set.
 
-  Stored results with another digest belong to another encoder; see `vmsst.io.manifest`.
+  Stored results with a different digest come from a different encoder; see `vmsst.io.manifest`.
 
   Args:
-    encoder: An object with `encode(texts)`. The encoders of this library have a `digest` of their
-      content. Without a digest, the name identifies the encoder.
+    encoder: An object with `encode(texts)`. `Encoder.digest` is a hash of the encoder's content.
+      The name identifies an encoder without a digest.
     name: Name or path to show in messages.
   """
   fields = {key: getattr(encoder, key, None) for key in ("digest", "prompt")}
@@ -70,10 +70,11 @@ def encode_windows(
   total: int,
   title: str | None = None,
 ) -> Iterator[np.ndarray]:
-  """Yields the vectors of texts window by window, so that few are in memory at once.
+  """Yields the vectors of texts window by window, so that few vectors are in memory at once.
 
   Args:
-    embed: Maps the texts of a window to vectors, such as a partial `encode`.
+    embed: Function that maps the texts of a window to vectors, such as a `functools.partial` of
+      `encode`.
     texts: The texts. They are read one window at a time.
     size: Texts per window.
     total: Total number of texts, for the progress bar.
@@ -88,7 +89,7 @@ def encode_windows(
 
 
 def windows(texts: Iterable[str], size: int) -> Iterator[list[str]]:
-  """Yields the texts in lists of `size`; the last may be shorter."""
+  """Yields the texts in lists of `size`; the last list may be shorter."""
   iterator = iter(texts)
   while window := list(itertools.islice(iterator, size)):
     yield window
@@ -104,7 +105,7 @@ def write_pair_vectors(
   title: str,
   batch_size: int = 128,
 ) -> dict[str, int]:
-  """Writes the vectors of sentence pairs as .npy, float32 [N, 2, dimension], for distillation.
+  """Writes sentence-pair vectors for distillation to a .npy file, float32 [N, 2, dimension].
 
   Args:
     encoder: An encoder, as from `vmsst.load`.
@@ -144,7 +145,7 @@ _log = logging.getLogger(__name__)
 def log_cut(count: int, total: int, max_length: int) -> None:
   """Logs a warning that `count` of `total` texts were cut to `max_length` tokens."""
   _log.warning(
-    "%s of %s texts have more than the %s tokens that the encoder reads and were cut",
+    "%s of %s texts exceed the encoder's maximum of %s tokens and were cut",
     *(f"{number:,}" for number in (count, total, max_length)),
   )
 
@@ -153,8 +154,8 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
   """Logs one warning for several calls of `encode` if any of them cut texts.
 
   Args:
-    counts: The arguments of `on_cut` in each call that cut texts: number of cut texts, number of
-      all texts of the call, and maximum tokens.
+    counts: The arguments of `on_cut` from each call that cut texts: the number of cut texts, the
+      number of texts in the call, and the maximum number of tokens.
     total: Number of texts in all calls.
   """
   if counts:
@@ -164,12 +165,13 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
 class EncoderSource:
   """Opens an encoder in any process.
 
-  A process without the encoder loads it, and keeps it until it loads another one.
+  A process without the encoder loads it, and keeps it until it loads a different encoder.
 
   Attributes:
     identity: See the function `identity`.
-    load: Returns name and encoder in another process; None if only this process can use it.
-    options: Options of each call of `encode`.
+    load: Function that returns the name and the encoder in a different process; None if only this
+      process can use the encoder.
+    options: Options for each call of `encode`.
   """
 
   def __init__(
@@ -180,10 +182,10 @@ class EncoderSource:
     Args:
       encoder: An object with `encode(texts)`.
       name: Name or path of the encoder.
-      load: Returns name and encoder in another process, as `loading.open_encoder` does. It must be
-        picklable.
-      **options: Options of each call of `encode`, such as `batch_size`. They may change vectors by
-        rounding error only.
+      load: Picklable function that returns the name and the encoder in a different process, as
+        `loading.open_encoder` does.
+      **options: Options for each call of `encode`, such as `batch_size`. Options that change
+        vectors by more than rounding error are not allowed.
     """
     self.identity = identity(encoder, name)
     self._encoder, self.load, self.options = encoder, load, options
@@ -195,7 +197,7 @@ class EncoderSource:
     """Returns the encoder, and loads it first if necessary.
 
     Raises:
-      InputError: the encoder cannot be loaded in this process, or it has changed.
+      InputError: the encoder cannot be loaded in this process, or its content has changed.
     """
     if self._encoder is not None:
       return self._encoder
@@ -209,12 +211,12 @@ class EncoderSource:
           )
         _, encoder = self.load()
         if identity(encoder, name) != self.identity:
-          raise errors.InputError(f"{name} has changed since the work on it started; start over")
+          raise errors.InputError(f"{name} has changed since the job started; start over")
         _loaded.update(identity=self.identity, encoder=encoder)
       return _loaded["encoder"]
 
   def encode(self, texts: Any, **options: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Computes vectors with the function `encode`; also returns the arguments of `on_cut`."""
+    """Returns vectors from the function `encode`, and the arguments of each call of `on_cut`."""
     cut: list[tuple[int, int, int]] = []
     options = {**self.options, **options, "on_cut": lambda *counts: cut.append(counts)}
     vectors_ND = encode(self.open(), texts, **options)
@@ -233,6 +235,6 @@ def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
   if not finite_N.all():
     text = input_files.shown(texts[int(np.argmin(finite_N))])
     raise errors.InputError(
-      f"the encoder's vector of {text} contains a value that is not finite or is too large; use "
-      "an earlier checkpoint if its training has diverged"
+      f"the encoder's vector of {text} contains a value that is not finite or is too large; if "
+      "training has diverged, use an earlier checkpoint"
     )

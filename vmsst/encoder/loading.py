@@ -1,18 +1,19 @@
-"""Finds, reads and opens encoders: in folders, object stores, and on the Hugging Face Hub.
+"""Finds, reads and opens encoders in folders, in object stores, and on the Hugging Face Hub.
 
 An encoder is one of
 
-* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (exports
-  for sentence-transformers have a subfolder for each layer after the pooling);
+* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (a
+  sentence-transformers export also has a subfolder for each layer after pooling);
 * a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary inside
   or next to it;
-* a training run: the folder of its checkpoints. `best.json` selects the checkpoint; without it, the
-  latest is used;
-* a local folder of transformers or sentence-transformers, if `vmsst.formats.transformers` supports
-  the model, or a folder of LASER2 or LASER3.
+* a training run: the folder with its checkpoints. `best.json` selects the checkpoint; without this
+  file, the latest checkpoint is used;
+* a local transformers or sentence-transformers folder, if `vmsst.formats.transformers` supports the
+  model; or a LASER2 or LASER3 folder.
 
 The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
-"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub unless a local folder has it.
+"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub unless a local folder has this
+name.
 
 This module does not need TensorFlow, seqio or gin.
 
@@ -61,9 +62,9 @@ CHECKPOINT = "checkpoint_0"
 """Name of the checkpoint that `write` creates."""
 _EXPORT = {transformers.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
 _ASSETS = {encoder_json.ENCODER_FILE, encoder_json.VOCABULARY_FILE, tokenizers.TOKENIZER_FILE}
-# Files of released encoders. Exports for sentence-transformers contain them, too.
+# Files that identify a released encoder. sentence-transformers exports contain them, too.
 _RELEASED = {transformers.CONFIG_FILE, sentence_transformers.MODULES_FILE}
-# Name under which `with_prompt` stores a prompt in an encoder of sentence-transformers.
+# Name under which `with_prompt` stores a prompt in a sentence-transformers encoder.
 _PROMPT = "given"
 
 
@@ -74,7 +75,7 @@ _PROMPT = "given"
 def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
   """Returns whether a path leads to an encoder without a T5X checkpoint.
 
-  Examples are a name on the Hugging Face Hub, an export, and a folder of transformers.
+  Examples are a Hugging Face Hub name, an export, and a transformers folder.
   """
   names = storage.names(path)
   is_released = not storage.is_url(path) and bool(
@@ -103,8 +104,8 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
     network = assets.generator if generator else assets.network
     if network is None:
       raise errors.InputError(
-        f"{path} has no decoder to generate text with; pass a run of VMSST, BITRANSLATION or VMSST "
-        "CONTRASTIVE"
+        f"{path} has no decoder to generate text with; give a VMSST, BITRANSLATION or VMSST "
+        "CONTRASTIVE run"
       )
     params = restore_params(parameters, network)
     location = os.fspath(parameters if parameters.is_dir() else folder)
@@ -114,8 +115,8 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
 def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
   """Returns the parameters of an encoder by name, float32. The encoder may lack a vocabulary.
 
-  For mT5, the result includes the decoder, so that training can start from it. Arguments and errors
-  are as in `read`.
+  For mT5, the result includes the decoder, so that training can start from the whole model.
+  Arguments and errors are as in `read`.
   """
   with _open_source(path, for_training=True) as (_, _, released):
     if released is not None:
@@ -142,11 +143,11 @@ def convert(
   """Converts a released encoder: LaBSE, XLM-R, E5, Qwen3-Embedding, mT5, VMSST, LASER and others.
 
   Args:
-    folder: As in `sentence_transformers.read`; or mT5, VMSST or LASER in the layout of its release
-      (`mt5.convert`, `laser.convert`).
+    folder: A folder that `sentence_transformers.read` accepts, or a folder with the released files
+      of mT5, VMSST (see `mt5.convert`) or LASER (see `laser.convert`).
     prefix: As in `sentence_transformers.read`.
-    vocabulary: SentencePiece model for a folder of mT5 or VMSST that lacks it.
-    whole: Whether to include the decoder of mT5.
+    vocabulary: SentencePiece model for an mT5 or VMSST folder that lacks one.
+    whole: Whether to include mT5's decoder.
 
   Raises:
     InputError: the folder cannot be used; the message names the file.
@@ -157,8 +158,8 @@ def convert(
     config = transformers.read_object(folder / transformers.CONFIG_FILE)
   is_mt5 = config.get("model_type") in mt5.TYPES and config.get("feed_forward_proj") == "gated-gelu"
   if is_laser or is_mt5:
-    errors.check(not prefix, f"the prefix of {folder}", prefix, "None: such a model has no prefix")
-  errors.check(is_mt5 or vocabulary is None, "vocabulary", vocabulary, f"None: {folder} has one")
+    errors.check(not prefix, f"the prefix of {folder}", prefix, "None; such a model has no prefix")
+  errors.check(is_mt5 or vocabulary is None, "vocabulary", vocabulary, f"None; {folder} has one")
   if is_laser:
     return laser.convert(folder)
   if is_mt5:
@@ -170,16 +171,16 @@ def convert(
 def _open_source(
   path: str | os.PathLike[str], *, for_training: bool = False
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
-  """Yields an encoder's name, its local folder, and the converted encoder if it is a released one.
+  """Yields an encoder's name, its local folder and, if it was released, the converted encoder.
 
-  The name is None if the path of the parameters serves as the name. Training can start from an
-  encoder without a vocabulary, and reads the decoder of mT5, too. On exit, parameters that were
-  copied from a store are deleted.
+  The name is None if the path of the parameters serves as the name. With `for_training`, the
+  encoder may lack a vocabulary, and mT5's decoder is read, too. On exit, parameters that were
+  copied from an object store are deleted.
   """
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
   if not os.fspath(path) or folder.is_file():
     raise errors.InputError(
-      f"{os.fspath(path)!r} is no folder; give a training run, one of its checkpoint_<step> "
+      f"{os.fspath(path)!r} is not a folder; give a training run, one of its checkpoint_<step> "
       "folders, an imported encoder or an export"
     )
   if not folder.is_dir() and storage.is_url(path):
@@ -211,7 +212,7 @@ def _open_source(
 
 
 def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
-  """Copies an encoder from a store; returns the URLs of its parameters and of its top folder."""
+  """Copies an encoder from a store; returns the URLs of its parameters and its top-level folder."""
 
   def copy(folder: str, names: set[str], destination: pathlib.Path) -> None:
     destination.mkdir(exist_ok=True)
@@ -236,7 +237,7 @@ def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
 
 
 def _run_assets(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
-  """Returns the assets of an export or a run, and its `model.safetensors` or its checkpoint."""
+  """Returns an export's assets and `model.safetensors`, or a run's assets and checkpoint."""
   if storage.names(folder) >= _EXPORT:
     assets = encoder_json.load_encoder_assets(folder)
     return assets, epath.Path(folder / transformers.WEIGHTS_FILE)
@@ -250,18 +251,18 @@ def _run_assets(folder: pathlib.Path) -> tuple[EncoderAssets, epath.Path]:
 def restore_params(parameters: epath.Path, network: Any) -> Any:
   """Reads only the network's parameters, in float32, onto the default device.
 
-  Layers may be scanned in the network and separate in the file, or the other way around.
+  Layers may be scanned in the network and separate in the file, or vice versa.
 
   Args:
-    parameters: A `checkpoint_<step>` folder or the `model.safetensors` of an export. The tensors of
-      an export for sentence-transformers have the names of transformers.
+    parameters: A `checkpoint_<step>` folder or the `model.safetensors` of an export. In a
+      sentence-transformers export, tensors have the same names as in transformers.
     network: The network to restore.
 
   Returns:
     The parameters as a tree.
 
   Raises:
-    InputError: a parameter is missing, has another shape or cannot be read.
+    InputError: a parameter is missing, has an unexpected shape or cannot be read.
   """
   is_export = parameters.name.endswith(".safetensors")
   saved: Any
@@ -282,13 +283,14 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
     if source is None or source.shape(saved) != leaf.shape:
       shape = "is missing" if source is None else f"has shape {source.shape(saved)}"
       raise errors.InputError(
-        f"{parameters}: the parameter {name} {shape}, but encoder.json requires {leaf.shape}; it "
-        "was trained with another network or another config (number of layers)"
+        f"{parameters}: the parameter {name} {shape}, but encoder.json requires {leaf.shape}; use "
+        "the encoder.json that was saved with these parameters"
       )
     sources[name] = source
   inputs = {key: saved[key] for source in sources.values() for key in source.names}
   if is_export:
-    # Copy tensors one by one, so that at most one is in memory twice. A CPU uses the mapped file.
+    # Copy tensors one by one, so that at most one tensor is in memory twice. On a CPU, arrays share
+    # memory with the mapped file.
     arrays = {
       name: jax.block_until_ready(jax.device_put(value, may_alias=True))
       for name, value in inputs.items()
@@ -312,7 +314,7 @@ def write(
       `encoder.json` and the vocabulary's file.
 
   Returns:
-    The name of the vocabulary's file, or None without `assets`.
+    The name of the vocabulary's file, or None if `assets` is None.
   """
   from vmsst.formats import t5x  # imports Orbax
 
@@ -352,23 +354,23 @@ def load(
   Args:
     path: One of the following:
       a name on the Hugging Face Hub, such as "sentence-transformers/LaBSE" or "owner/name@tag";
-      a local folder of sentence-transformers, transformers or LASER (see docs/models.md);
-      a training run (`best.json` selects the checkpoint; without it, the latest is used);
+      a local sentence-transformers, transformers or LASER folder (see docs/models.md);
+      a training run (`best.json` selects the checkpoint; otherwise, the latest is used);
       a `checkpoint_<step>` folder, an imported encoder or an export.
       Runs, checkpoints, imports and exports may be in an object store (`gs://` needs gcsfs, `s3://`
       needs s3fs). The number of devices that saved the parameters does not matter.
     dtype: Compute dtype (default: as in training). "bfloat16" is faster than "float32" on
-      accelerators and keeps two or three digits. Vectors are always float32.
-    max_length: Maximum tokens per sentence, EOS included; longer texts are cut (default: as saved;
-      runs save the length in training).
+      accelerators and keeps two or three significant digits. Vectors are always float32.
+    max_length: Maximum tokens per sentence, EOS included; longer texts are cut (default: the saved
+      length; for a run, the length used in training).
     backend: "jax", "onnx" or "auto". ONNX Runtime (`vmsst[onnx]`) is faster on CPUs, computes in
       float32 and returns the same vectors as JAX up to rounding error. "auto" selects JAX on
       accelerators and for bfloat16, and ONNX Runtime on CPUs if it is installed.
 
   Raises:
-    InputError: no encoder exists at this path, it does not match its `encoder.json`, `dtype` or
-      `backend` is unknown, they exclude each other, `max_length` exceeds the position table, or a
-      package for the store or the backend is not installed.
+    InputError: no encoder exists at this path, its parameters do not match its `encoder.json`,
+      `dtype` or `backend` is unknown, the backend does not support the dtype, `max_length` exceeds
+      the position table, or a package required for the store or the backend is not installed.
   """
   errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -395,12 +397,12 @@ def load_translator(path: str | os.PathLike[str]) -> "Translator":
   """Loads the encoder and the decoder of a training run onto this process's default device.
 
   Args:
-    path: MODEL_DIR or a `checkpoint_<step>` folder of a run of VMSST, BITRANSLATION or VMSST
-      CONTRASTIVE; local or remote, as in `load`.
+    path: MODEL_DIR or a `checkpoint_<step>` folder of a VMSST, BITRANSLATION or VMSST CONTRASTIVE
+      run; local or remote, as in `load`.
 
   Raises:
-    InputError: no checkpoint exists at this path, it does not match the run's `encoder.json`, or
-      the run has no decoder.
+    InputError: no checkpoint exists at this path, the checkpoint does not match the run's
+      `encoder.json`, or the run has no decoder.
   """
   from vmsst.encoder.translation import Translator
 
@@ -416,11 +418,11 @@ def open_encoder(
   backend: str = backends.AUTO,
   prompt: str | None = None,
 ) -> tuple[str, Any]:
-  """Opens an encoder of this library or of sentence-transformers.
+  """Opens an encoder with `load` or, if `load` does not support it, with sentence-transformers.
 
   Args:
-    path: A path that `load` opens, or another folder of sentence-transformers. The package
-      sentence-transformers opens the latter. Code in the folder is not run.
+    path: A path that `load` opens, or any other sentence-transformers folder. Code in the folder is
+      not run.
     dtype: Compute dtype; see `load`. Not supported for sentence-transformers.
     max_length: Maximum tokens per sentence; see `load`. For sentence-transformers, it cannot exceed
       the encoder's saved maximum.
@@ -451,12 +453,12 @@ def open_encoder(
     import sentence_transformers as package
   if int(package.__version__.partition(".")[0]) < 6:
     raise errors.InputError(
-      f"{folder}: versions of sentence-transformers before 6 run code that a folder names; pip "
+      f"{folder}: sentence-transformers before version 6 can run code from the folder; pip "
       "install -U 'vmsst[sentence-transformers]'"
     )
   try:
     model = package.SentenceTransformer(str(folder), local_files_only=True)
-  except Exception as error:  # torch and other packages raise many types
+  except Exception as error:  # torch and other packages raise many exception types
     # The original message may advise users to trust code in the folder, so it is not shown.
     raise errors.InputError(
       f"{folder}: sentence-transformers cannot open it ({type(error).__name__}); export it again"

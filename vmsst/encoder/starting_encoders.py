@@ -1,4 +1,4 @@
-"""Settings that a run inherits from its starting encoder, to be called from gin.
+"""Functions for gin files that return the settings a run inherits from its starting encoder.
 
     sentence_encoder.SentenceEncoder:
       pooling = @starting_encoders.pooling()
@@ -6,7 +6,7 @@
     starting_encoders.pooling.checkpoint = %INITIAL_CHECKPOINT_PATH
     starting_encoders.normalize.checkpoint = %INITIAL_CHECKPOINT_PATH
 
-Without these settings, a run that starts from LaBSE would pool by the mean instead of the first
+Without these settings, a run that starts from LaBSE would use mean pooling instead of the first
 token, and a run that starts from E5 would lose its prompts.
 """
 
@@ -32,10 +32,10 @@ def network(
   """Returns the network of an encoder: sizes, pooling, head and normalization.
 
   Args:
-    checkpoint: A path that `vmsst.load` opens: a folder of sentence-transformers or transformers, a
-      name on the Hugging Face Hub, a run, an export. None is an error, also in a dry run.
+    checkpoint: A path that `vmsst.load` opens, such as a sentence-transformers or transformers
+      folder, a Hugging Face Hub name, a run or an export. None is an error, even in a dry run.
     **options: Config values to override, such as `dropout_rate`, `dtype`, `remat` and
-      `scan_layers`. A network without layers ignores the options of layers.
+      `scan_layers`. A static encoder has no layers and ignores layer options.
 
   Raises:
     InputError: no encoder exists at this path.
@@ -47,7 +47,7 @@ def network(
 def with_options(
   network: sentence_encoder.SentenceEncoder, **options: Any
 ) -> sentence_encoder.SentenceEncoder:
-  """Returns a network with other config values; see `network`."""
+  """Returns a network with some config values replaced; see `network`."""
   if isinstance(network.config, static.StaticConfig):
     options = {name: x for name, x in options.items() if name not in _LAYER_OPTIONS}
   config = dataclasses.replace(network.config, **options)  # type: ignore[type-var]
@@ -55,7 +55,7 @@ def with_options(
 
 
 def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
-  """Returns the pooling of the encoder in a checkpoint, as in `SentenceEncoder.pooling`.
+  """Returns an encoder's pooling, as in `SentenceEncoder.pooling`.
 
   Args:
     checkpoint: A `checkpoint_<step>` folder of a run or of an import, or a name on the Hugging Face
@@ -68,7 +68,7 @@ def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
 
 
 def pooler_dim(checkpoint: str | os.PathLike[str] | None) -> int | None:
-  """Returns the width of the pooler in a checkpoint, or None if the encoder has no pooler.
+  """Returns the width of an encoder's pooler, or None if the encoder has no pooler.
 
   Arguments and errors are as in `pooling`.
   """
@@ -76,7 +76,7 @@ def pooler_dim(checkpoint: str | os.PathLike[str] | None) -> int | None:
 
 
 def normalize(checkpoint: str | os.PathLike[str] | None) -> bool:
-  """Returns whether the encoder in a checkpoint scales its vectors to length 1.
+  """Returns whether an encoder scales its vectors to length 1.
 
   Arguments and errors are as in `pooling`.
   """
@@ -89,30 +89,32 @@ def vocabulary(
   prefix: str | None = None,
   prompts: Mapping[str, str] | None = None,
 ) -> vocabularies.Vocabulary:
-  """Returns the vocabulary of an encoder, with the settings that the other arguments override.
+  """Returns an encoder's vocabulary. The arguments after `checkpoint` override its settings.
 
   Args:
     checkpoint: A path that `vmsst.load` opens.
     path: The vocabulary's file (default: the encoder's file).
-    prefix: Text before every sentence, in training and in `encode` (default: the encoder's prefix).
+    prefix: Text to prepend to every sentence, in training and in `encode` (default: the encoder's
+      prefix).
     prompts: Prefixes by name, such as "query" and "document" (default: the encoder's prompts).
 
   Raises:
-    InputError: no encoder exists at this path, or its vocabulary lacks the setting.
+    InputError: no encoder exists at this path, or an argument overrides a setting that the
+      vocabulary lacks.
   """
   default = _assets(checkpoint).vocabulary
   overrides = {"path": path or None, "prefix": prefix, "prompts": prompts}
   changes: dict[str, Any] = {name: x for name, x in overrides.items() if x is not None}
   for name in [name for name in changes if not hasattr(default, name)]:
     macro, value = f"VOCABULARY_{name.upper()}", changes.pop(name)
-    errors.check(not value, macro, value, f"None: {checkpoint} has a vocabulary without {name}")
+    errors.check(not value, macro, value, f"None; the vocabulary of {checkpoint} has no {name}")
   return dataclasses.replace(default, **changes)  # type: ignore[type-var]
 
 
 def max_length(checkpoint: str | os.PathLike[str] | None, limit: int = 512) -> int:
-  """Returns the maximum tokens per text of the encoder in a checkpoint, but at most `limit`.
+  """Returns an encoder's maximum number of tokens per text, but at most `limit`.
 
-  The other argument and errors are as in `pooling`.
+  The argument `checkpoint` and the errors are as in `pooling`.
   """
   return limit if checkpoint is None else min(limit, _assets(checkpoint).max_length)
 
@@ -135,8 +137,8 @@ def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
 def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAssets:
   if checkpoint is None:
     raise errors.InputError(
-      "ENCODER: no value, but a dry run needs the encoder to start from; set --gin.ENCODER or, in "
-      "other runs, --gin.INITIAL_CHECKPOINT_PATH"
+      "ENCODER: no value, but even a dry run reads the starting encoder; set --gin.ENCODER or, in "
+      "runs without ENCODER, --gin.INITIAL_CHECKPOINT_PATH"
     )
   folder = pathlib.Path(checkpoint).expanduser()
   files = [] if storage.is_url(checkpoint) else sorted(folder.glob("*"))
@@ -144,7 +146,7 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
   return _read(os.fspath(checkpoint), version)
 
 
-# Several values of a gin file read the same encoder.
+# Several settings in a gin file read the same encoder.
 @functools.lru_cache(maxsize=4)
 def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
   del version  # part of the cache key: the files at a path can change between two runs

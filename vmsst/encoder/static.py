@@ -1,6 +1,6 @@
-"""Distills static encoders. They need no transformer and are much faster than their teachers.
+"""Distills static encoders, which have no transformer and are much faster than their teachers.
 
-References: Tulkens and van Dongen 2024 (Model2Vec), Arora et al. 2017 (SIF, the weights).
+References: Tulkens and van Dongen 2024 (Model2Vec), Arora et al. 2017 (SIF weights).
 """
 
 import itertools
@@ -15,9 +15,9 @@ from vmsst.encoder.encoder import Encoder
 from vmsst.formats import tokenizers
 from vmsst.networks import sentence_encoder, static
 
-# A token of this frequency has half the maximum weight, as in Model2Vec.
+# A token with this relative frequency gets half the maximum weight, as in Model2Vec.
 _SIF = 1e-4
-# Texts per call of the tokenizer, and tokens per batch of the encoder.
+# Texts per tokenizer call, and tokens per encoder batch.
 _TEXTS, _TOKENS = 10_000, 1024
 
 
@@ -29,9 +29,9 @@ def distill_static(
   words: int = 0,
   trim: bool = False,
 ) -> Encoder:
-  """Distill a static encoder: a table of token vectors. A sentence vector is their mean.
+  """Distills a static encoder, in which a sentence vector is the mean of token vectors.
 
-  To compute a token's vector, the encoder encodes the token alone. PCA then reduces the vector, and
+  The encoder encodes each token alone. PCA then reduces the width of the token vectors, and
   frequent tokens get a small weight. To make the static encoder more accurate, train it on pairs
   with `vmsst.finetune`.
 
@@ -40,9 +40,10 @@ def distill_static(
     texts: Texts to count tokens in. If omitted, frequencies follow Zipf's law in the order of the
       tokenizer's vocabulary.
     dimensions: Width of the vectors, at most the encoder's width.
-    words: Number of words to add to the vocabulary: the most frequent words of the texts that
-      consist of several tokens.
-    trim: Keep only the tokens of the texts and single characters; see `Encoder.trim`.
+    words: Number of words to add to the vocabulary. The most frequent words in `texts` are added,
+      except words that are already single tokens.
+    trim: Whether to keep only single characters and the tokens that occur in `texts`; see
+      `Encoder.trim`.
 
   Raises:
     InputError: the encoder has no tokenizer.json, or `words` or `trim` is used without texts.
@@ -51,12 +52,12 @@ def distill_static(
   errors.as_integer("words", words, minimum=0)
   corpus = [] if texts is None else input_texts.as_list(texts)
   if (words or trim) and not corpus:
-    raise errors.InputError("words and trim need texts; give some")
+    raise errors.InputError("words and trim require texts; give texts")
   if trim:
     encoder = encoder.trim(corpus)
   tokenizer = encoder.vocabulary
   if not isinstance(tokenizer, tokenizers.HuggingFaceVocabulary):
-    raise errors.InputError(f"{encoder.path} has no tokenizer.json; give another encoder")
+    raise errors.InputError(f"{encoder.path} has no tokenizer.json; give an encoder with this file")
   vocabulary, pieces = tokenizers.for_static_encoder(tokenizer, corpus, words)
   special, has_end = tokenizer.special_ids, tokenizer.eos_id is not None
   start, end = special[: len(special) - has_end], special[len(special) - has_end :]
@@ -77,7 +78,8 @@ def distill_static(
     count_V = 1 / np.arange(2, len(ids) + 2)
   table_VS *= (_SIF / (_SIF + count_V / max(1, count_V.sum())))[:, None].astype(np.float32)
   if vocabulary.unk_id is not None:
-    # With a vector of zeros, packages that do not skip unknown tokens compute the same direction.
+    # Some packages do not skip unknown tokens. Because the vector is zero, they compute sentence
+    # vectors with the same direction.
     table_VS[vocabulary.unk_id] = 0
   network = sentence_encoder.SentenceEncoder(
     static.StaticConfig(len(ids), dimensions), dimensions, head=False, normalize=True

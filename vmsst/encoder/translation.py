@@ -31,7 +31,7 @@ from vmsst.networks import decoder, vmsst
 
 
 class Translator:
-  """Generates and scores sentences from vectors, in any training language of the decoder.
+  """Generates and scores sentences from vectors, in any language used to train the decoder.
 
   Attributes:
     encoder: Maps sentences to the vectors that `generate` takes.
@@ -73,8 +73,8 @@ class Translator:
   ) -> list[str]:
     """Returns one sentence in `language` for each input, generated from its vector.
 
-    The vector is the mean of the semantic latent. In the translation terms of training, it is the
-    decoder's only input. The other arguments are as in `generate`.
+    The vector is the mean of the semantic latent. The translation terms of the training loss use
+    this vector as the decoder's only input. The other arguments are as in `generate`.
 
     Raises:
       TypeError: an item is not a string; the message names it.
@@ -94,18 +94,20 @@ class Translator:
   ) -> list[str]:
     """Generates a sentence for each vector by greedy decoding, up to EOS.
 
-    If the network has a language latent, it is zero: the prior's mean, as in the translation terms
-    of training. A sentence does not depend on other rows beyond rounding error.
+    If the network has a language latent, it is set to zero, the mean of its prior, as in the
+    translation terms of the training loss. Apart from rounding error, a sentence does not depend on
+    the other rows.
 
     Args:
       vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
-      language: Code of the language to generate (see `vmsst.languages`), or one for each row.
+      language: Code of the language to generate (see `vmsst.languages`), or one code for each row.
       max_length: Maximum tokens per sentence, EOS included (default: as in training). If the
         vocabulary has no EOS, all sentences have this length.
       batch_size: Sentences per batch.
 
     Raises:
-      InputError: a language is unknown or was not trained, or an option is out of range.
+      InputError: a language is unknown, the run was not trained on it, or an option is out of
+        range.
     """
     length = self.encoder.max_length
     if max_length is not None:
@@ -145,16 +147,17 @@ class Translator:
     per_token: bool = False,
     batch_size: int = 64,
   ) -> Float[np.ndarray, "N"]:
-    """Returns log p(sentence | vector) of each sentence in nats, float32: 0 or below.
+    """Returns log p(sentence | vector) of each sentence in nats, float32. Values are at most 0.
 
     The result is a sum over the tokens of a sentence, EOS included. Sentences are cut as in
     `encoder.encode`.
 
     Args:
       sentences: Strings.
-      language: Language code of the sentences, or one for each sentence.
+      language: Language code of all sentences, or one code for each sentence.
       vectors_NS: Semantic latent of each sentence, as in `generate`.
-      per_token: Divide by the number of tokens, so that long and short sentences are comparable.
+      per_token: Whether to divide by the number of tokens, so that long and short sentences are
+        comparable.
       batch_size: Sentences per batch.
 
     Raises:
@@ -192,20 +195,22 @@ class Translator:
   ) -> Float[np.ndarray, "N 2"]:
     """Returns log p(target | source's vector) and log p(source | target's vector) of each pair.
 
-    These are the translation terms of training: the vector is the mean of the semantic latent, and
-    the language latent is zero. Translations score higher than unrelated sentences.
+    These values are the translation terms of the training loss. The vector is the mean of the
+    semantic latent, and the language latent is zero. Translations score higher than unrelated
+    sentences.
 
     Args:
       sources: Strings.
       targets: Strings, one for each source.
-      languages: Language codes of the sources and the targets; each is one code, or one for each
-        sentence.
+      languages: The sources' language and the targets' language. Each is one code, or one code for
+        each sentence.
       per_token: As in `log_likelihoods`.
       batch_size: Sentences per batch.
       on_cut: As in `encoder.encode`.
 
     Raises:
-      ValueError: the sources and targets differ in number, or `languages` is not two values.
+      ValueError: the sources and targets differ in number, or `languages` does not contain two
+        values.
       TypeError, InputError: as in `translate`.
     """
     pair_texts = [input_texts.as_list(texts) for texts in (sources, targets)]
@@ -222,7 +227,7 @@ class Translator:
     return np.stack([forward_N, backward_N], axis=1)
 
   def _sentence_vectors(self, vectors_NS: Any) -> np.ndarray:
-    """Returns the decoder's sentence input of each row; language latents are zero, the mean."""
+    """Returns the decoder's sentence input for each row. Language latents are zero, their mean."""
     semantic = self._network.latent_dim
     vectors_NS = np.asarray(vectors_NS, np.float32)
     return np.pad(vectors_NS, ((0, 0), (self._network.sentence_dim - semantic, 0)))
@@ -245,7 +250,7 @@ class Translator:
 
 
 class _State(NamedTuple):
-  """Loop state of generation: tokens so far, last token, and whether each sentence has ended."""
+  """Loop state: the tokens so far, the last token, and whether each sentence has ended."""
 
   position: Int[Array, ""]
   tokens_BT: Int[Array, "B T"]
@@ -266,28 +271,28 @@ def generate_tokens(
   eos_id: int | None,
   pieces: int,
 ) -> Int[Array, "B T"]:
-  """Generates tokens by greedy decoding, up to and including EOS, then padding.
+  """Generates tokens by greedy decoding, up to and including EOS. Padding follows EOS.
 
   Args:
     network: The network with the decoder and the vocabulary projection.
     params: The network's parameters.
     sentence_BZ: The decoder's sentence input of each row.
-    languages_B: Language of each row, as an index of `vmsst.languages`.
-    wanted_B: Whether to generate each row; other rows stay empty.
+    languages_B: Language of each row, as an index in `vmsst.languages`.
+    wanted_B: Whether to generate a sentence for each row; the remaining rows stay empty.
     length: Maximum tokens per row (T).
     eos_id: Id of the EOS token, or None.
-    pieces: Size of the vocabulary; the network's table may have more rows.
+    pieces: Size of the vocabulary; the network's token table may have more rows.
   """
 
   def apply(*arrays: Any, method: str, **options: Any) -> Any:
     return network.apply({"params": params, **options}, *arrays, method=method, mutable=["cache"])
 
   def product(vectors_BM: jax.Array, kernel_MV: jax.Array) -> jax.Array:
-    # As in the loss, factors have the compute dtype and sums are float32.
+    # As in the loss, factors are in the compute dtype and sums are in float32.
     factors = (x.astype(network.config.dtype) for x in (vectors_BM, kernel_MV))
     return jnp.matmul(*factors, preferred_element_type=jnp.float32)
 
-  # The sentence vector adds the same term to the logits of all its tokens, so compute it once.
+  # The sentence vector adds the same term to the logits of every token, so compute this term once.
   blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
   once, _ = apply(blank_B1D, sentence_BZ, method="project")
   sentence_part_BV = jnp.zeros(())
@@ -305,7 +310,7 @@ def generate_tokens(
     id_V = jnp.arange(logits_BV.shape[1])
     possible_V = (id_V != arrays.PAD_ID) & (id_V < pieces)
     logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
-    # This replaces `jnp.argmax`. On CPUs, XLA's argmax takes as long as the projection itself.
+    # Avoid `jnp.argmax`, because on CPUs, XLA's argmax takes as long as the projection itself.
     best_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
     token_B = jnp.min(jnp.where(logits_BV < best_B1, logits_BV.shape[1], id_V), axis=1)
     token_B = jnp.where(state.ended_B, arrays.PAD_ID, token_B.astype(jnp.int32))
@@ -335,14 +340,14 @@ def token_log_likelihoods(
 ) -> Float[Array, "B"]:
   """Returns log p(tokens | sentence vector, language) of each row, in nats, float32.
 
-  Training maximizes the same sum over real tokens, with weights. The softmax is over all rows of
-  the network's table.
+  Training maximizes a weighted version of this sum over real tokens. The softmax covers all rows of
+  the network's token table.
 
   Args:
     network: The network with the decoder and the vocabulary projection.
     params: The network's parameters.
     tokens_BT: Token ids of the sentences, EOS included; padding does not count.
-    languages_B: Language of each row, as an index of `vmsst.languages`.
+    languages_B: Language of each row, as an index in `vmsst.languages`.
     sentence_BZ: The decoder's sentence input of each row.
   """
 

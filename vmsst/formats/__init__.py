@@ -1,1 +1,1 @@
-"""One module for each foreign format, with its reader and its writer."""
+"""Readers and writers for file formats. Each module handles one format."""

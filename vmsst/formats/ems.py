@@ -1,9 +1,10 @@
-"""Imports the released EMS: the encoder and both heads.
+"""Imports the released EMS model: the encoder and both heads.
 
-The parameters belong to an `EmsNetwork` with `xtr_layer_norm`. Besides the renaming, two tables
-change. The position table loses its first row, because it is for padding. The rows of the language
-table follow the order of `vmsst.languages` instead of the order of the vocabulary's symbols (<2en>,
-<2af> ...). Languages that EMS was not trained on get rows of zeros.
+The result contains the parameters of an `EmsNetwork` with `xtr_layer_norm`. The import renames all
+parameters and changes two tables. It drops the first row of the position table, because that row is
+for padding. It sorts the rows of the language table by their index in `vmsst.languages`; the
+released table follows the language symbols of the vocabulary (<2en>, <2af>, ...). Languages that
+EMS was not trained on get rows of zeros.
 """
 
 import pathlib
@@ -25,7 +26,7 @@ _WORDS = "model.bert.embedding.word_embedding.embedding"
 _POSITIONS = "model.bert.embedding.position_embedding.position_embeddings.weight"
 _LANGUAGES = "model.la_tag_linear.embedding.weight"
 _LOGITS = "model.decoder.decoder.weight"
-# Exists only if the XTR head uses the token table as its vocabulary projection.
+# This tensor exists only if the XTR head uses the token table as its vocabulary projection.
 _SHARED = "model.target_embedding.weight"
 _PROJECTED = "alignproj.3.weight"
 _POSITION_TABLE = "encoder/position_embedding"
@@ -35,27 +36,27 @@ _OF_CONFIG = ("vocab_size", "emb_dim", "num_heads", "mlp_dim", "num_layers", "ma
 
 
 def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None) -> Converted:
-  """Imports EMS.
+  """Imports an EMS checkpoint.
 
-  As in the release, text is lowercased and split into words by the rules of its language. `encode`
-  therefore needs the language.
+  Like the released code, the imported encoder lowercases each text and splits it into words with
+  rules for its language. `encode` therefore requires the language.
 
   Args:
-    path: The released `EMS_model.pt`, another checkpoint of its training code, or its state dict as
-      a `.safetensors` file. No code in the file is run.
-    vocabulary: SentencePiece model of the release, `62languages_bpe_60000.model`.
-    num_heads: Number of attention heads, because the file does not contain it. If omitted, one head
-      for every 64 dimensions (16 in the release).
+    path: The released `EMS_model.pt`, a different checkpoint from the EMS training code, or a state
+      dict in a `.safetensors` file. Code in the file is never run.
+    vocabulary: The released SentencePiece model, `62languages_bpe_60000.model`.
+    num_heads: Number of attention heads, which the file does not contain. If omitted, one head for
+      every 64 dimensions (16 heads in the released model).
 
   Raises:
-    InputError: the file is not an EMS checkpoint, or the vocabulary belongs to another model.
+    InputError: the file is not an EMS checkpoint, or the vocabulary does not match the checkpoint.
   """
   import sentencepiece
 
   weights = {}
   for name, tensor in tensors.open_file(path).items():
-    # Data-parallel training adds this prefix. Older checkpoints name the XTR head's first layer
-    # differently.
+    # Data-parallel training adds the prefix "module.". Older checkpoints use a different name for
+    # the first layer of the XTR head.
     name = name.removeprefix("module.")
     weights[name.replace("model.decoder.transform.", "model.transform.")] = tensor
   try:
@@ -88,8 +89,8 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   codes = [match[1] for x in symbols if (match := re.fullmatch(r"<2([a-z]+)>", x))]
   if pieces.size != vocab_size or (has_languages and len(codes) != num_languages):
     raise errors.InputError(
-      f"{vocabulary} has {pieces.size} pieces and symbols <2xx> of {len(codes)} languages, but the "
-      f"tables of {path} have {vocab_size} and {num_languages} rows; pass the model's vocabulary"
+      f"{vocabulary} has {pieces.size} pieces and {len(codes)} language symbols <2xx>, but the "
+      f"tables in {path} have {vocab_size} and {num_languages} rows; pass the model's vocabulary"
     )
 
   def params() -> dict[str, np.ndarray]:
@@ -116,12 +117,12 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
 
 
 def rows(sizes: Mapping[str, Any]) -> list[Row]:
-  """Returns the table that maps the tensors of the release to parameters.
+  """Returns the table that maps the released tensors to parameters.
 
   Args:
     sizes: Attributes of a TransformerConfig and an EmsNetwork (`language_dim`, `share_embedding`,
-      `projection_dim`), and `num_source_languages`, the number of rows of the release's language
-      table. If a size is None or 0, the model has no such tensors.
+      `projection_dim`), and `num_source_languages`, the number of rows in the released language
+      table. If a size is None or 0, the model does not have the corresponding tensors.
   """
   width, config = sizes["emb_dim"], _config(sizes)
   wide = width + (sizes["language_dim"] or 0)

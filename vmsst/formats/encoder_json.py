@@ -1,8 +1,8 @@
 """Reads and writes `encoder.json` and the vocabulary next to a checkpoint.
 
 With these files, `vmsst.load` opens a checkpoint without gin. `encoder.json` contains the class and
-attributes of each network, the kind of vocabulary and the maximum length. The classes come from a
-fixed table, so reading the file never imports or runs other code.
+attributes of each network, the kind of vocabulary and the maximum length. Classes are looked up in
+a fixed table, so the file cannot make the reader import or run other code.
 """
 
 import dataclasses
@@ -35,33 +35,33 @@ ENCODER_FILE = "encoder.json"
 VOCABULARY_FILE = "vocabulary.model"
 WEIGHTS_FILE = "model.safetensors"
 
-# Networks allowed in encoder.json: the network for inference, and networks with a decoder.
+# Networks allowed in encoder.json: networks for inference, and networks with a decoder.
 NETWORKS: dict[str, type] = {"SentenceEncoder": sentence_encoder.SentenceEncoder}
 GENERATORS = ("BitranslationNetwork", "VmsstNetwork")
 # Vocabularies by their `kind` in encoder.json.
 VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
   "byte": vocabularies.ByteVocabulary,
-  "laser": vocabularies.LaserVocabulary,  # before its base class SentencePieceVocabulary
+  "laser": vocabularies.LaserVocabulary,  # must precede its base class SentencePieceVocabulary
   "sentencepiece": vocabularies.SentencePieceVocabulary,
   "hugging_face": HuggingFaceVocabulary,
 }
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 """Similarity functions of sentence-transformers. The first is the default."""
-# Attributes of every Flax module. The file omits them.
+# Attributes of every Flax module. They are not saved.
 _OF_EVERY_MODULE = {"parent", "name"}
-# Keys of a vocabulary's entry that are not passed to its class, or attributes that are not saved.
+# Attributes of a vocabulary that are not saved, and saved keys that are not passed to its class.
 _NO_OPTIONS = {"path", "tokenizer", "kind", "padding_id", "sha256"}
 
 
 class EncoderAssets(msgspec.Struct, frozen=True):
-  """Everything except parameters that inference needs.
+  """Everything that inference needs except the parameters.
 
   Attributes:
     network: Maps token ids to sentence vectors.
     vocabulary: Maps sentences to token ids.
-    max_length: Maximum number of tokens of a sentence, including EOS. Longer sentences are cut.
-    generator: The network with its decoder, if the run trained one.
+    max_length: Maximum number of tokens per sentence, including EOS. Longer ones are truncated.
+    generator: The network with its decoder, if the run trained a decoder.
     languages: Language codes of the training data, if known.
     similarity_fn_name: How to compare vectors, one of `SIMILARITIES`.
   """
@@ -80,7 +80,8 @@ class SavedEncoder(msgspec.Struct, frozen=True):
   Attributes:
     name: Path of the parameters.
     assets: Networks, vocabulary, maximum length and languages.
-    network: The network of the parameters: the encoder alone, or the network with its decoder.
+    network: The network that the parameters belong to: only the encoder, or the encoder with its
+      decoder.
     params: Float32 parameters, as a tree of JAX or NumPy arrays.
   """
 
@@ -102,7 +103,8 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
     params: Reads the parameters by name.
     sizes: Sizes of the model, as attributes of its config.
     left_out: Why each unused tensor was skipped, by tensor name.
-    assets: What `vmsst.load` needs besides parameters, unless the source has no vocabulary.
+    assets: Everything that `vmsst.load` needs besides the parameters; None if the source has no
+      vocabulary.
     notes: Notes for the user, one sentence each.
   """
 
@@ -132,13 +134,13 @@ def save_encoder_assets(
   """Writes `encoder.json` and the vocabulary of a model into a folder.
 
   Args:
-    model: A `BitextModel`. Its `sentence_encoder`, `vocabulary` and `max_length` are saved, and
-      also its `network` if it has a decoder.
+    model: A `BitextModel`. Its `sentence_encoder`, `vocabulary` and `max_length` are saved. If its
+      `network` has a decoder, the network is saved too.
     directory: The folder. It is created if missing.
     languages: Language codes of the training data, if known.
 
   Raises:
-    InputError: as `save_assets`.
+    InputError: see `save_assets`.
   """
   assets = EncoderAssets(
     network=model.sentence_encoder,
@@ -158,14 +160,15 @@ def save_assets(
   Args:
     assets: The assets.
     directory: The folder. It is created if missing.
-    weights: Names of safetensors files in the folder. Their checksums are saved. Omit them if the
-      parameters are in a checkpoint, because a checkpoint has its own checksums.
+    weights: Names of safetensors files in the folder. Their checksums are saved in `encoder.json`.
+      Omit this argument if the parameters are in a checkpoint, because a checkpoint contains its
+      own checksums.
 
   Returns:
-    The name of the vocabulary's file, if the vocabulary has one.
+    The name of the vocabulary file, or None if the vocabulary needs no file.
 
   Raises:
-    InputError: the vocabulary's file cannot be read, or the vocabulary has more pieces than the
+    InputError: the vocabulary file cannot be read, or the vocabulary has more pieces than the
       network's token table has rows.
   """
   folder, vocabulary = epath.Path(storage.path(directory)), assets.vocabulary
@@ -194,7 +197,7 @@ def save_assets(
 
 
 def _write(path: epath.Path, content: bytes) -> None:
-  """Writes a file atomically, because a user may load a run while it starts."""
+  """Writes a file atomically, because a user may load the run while the file is being written."""
   if storage.is_url(path):
     path.write_bytes(content)
     return
@@ -205,18 +208,19 @@ def _write(path: epath.Path, content: bytes) -> None:
 
 
 def write(saved: SavedEncoder, folder: pathlib.Path) -> None:
-  """Writes only the encoder of a run into a folder that `vmsst.load` opens.
+  """Writes an encoder into a folder that `vmsst.load` opens.
 
-  `model.safetensors` contains the parameters in float32. They are named `encoder/layers_0/...`, or
-  `encoder/layers/...` with an axis of layers if the run scanned its layers. `encoder.json` contains
-  the SHA-256 of `model.safetensors`, and `vmsst.load` checks it.
+  `model.safetensors` contains the parameters in float32, with names such as
+  `encoder/layers_0/...`. If the run scanned its layers, the names are `encoder/layers/...`, and the
+  parameters have a leading layer axis. `encoder.json` contains the SHA-256 of `model.safetensors`,
+  and `vmsst.load` checks it.
   """
   tensors.write_file(folder / WEIGHTS_FILE, saved.arrays)
   save_assets(saved.assets, folder, [WEIGHTS_FILE])
 
 
 def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -> str:
-  """Returns a SHA-256 of everything except parameters that determines an encoder's vectors."""
+  """Returns a SHA-256 of everything that determines an encoder's vectors, except the parameters."""
   entry, _, content = _describe_vocabulary(vocabulary)
   record = {
     "network": describe(network),
@@ -228,7 +232,7 @@ def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -
 
 
 def vocabulary_digest(vocabulary: vocabularies.Vocabulary) -> str:
-  """Returns a SHA-256 of the content of a vocabulary's file."""
+  """Returns the SHA-256 of a vocabulary's file content."""
   return hashlib.sha256(_describe_vocabulary(vocabulary)[2]).hexdigest()
 
 
@@ -238,14 +242,15 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
   If `encoder.json` contains checksums of safetensors files, these files are checked too.
 
   Raises:
-    InputError: a file is missing or damaged, or has another format.
+    InputError: a file is missing, is damaged or has an unknown format.
   """
   folder = epath.Path(storage.path(directory))
   path = folder / ENCODER_FILE
   if not path.exists():
     raise errors.InputError(
-      f"{path} does not exist: no training run of vmsst wrote this folder, or its gin file does "
-      "not bind train_script.train.summarize_config_fn to model_dir.summarize_run"
+      f"{path} does not exist: either the folder was not written by a vmsst training run, or the "
+      "run's gin file does not bind train_script.train.summarize_config_fn to "
+      "model_dir.summarize_run"
     )
   try:
     record = msgspec.json.decode(input_files.read_bytes(path), type=_Record)
@@ -274,7 +279,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
     weights = folder / name
     if weights.is_file() and input_files.sha256(weights) != expected:
       raise errors.InputError(
-        f"{weights} is damaged: its SHA-256 differs from {path}; copy or export it again"
+        f"{weights} is damaged: its SHA-256 is not the one in {path}; copy or export it again"
       )
   return EncoderAssets(
     network, vocabulary, record.max_length, generator, record.languages, record.similarity_fn_name
@@ -293,7 +298,7 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
     if prompts := described.pop("prompts"):
       described["prompts"] = dict(prompts)
     if not vocabulary.skips_unknown:
-      del described["skips_unknown"]  # Digests of older encoders do not include this attribute.
+      del described["skips_unknown"]  # Keep the digests of encoders older than this attribute.
     return described, TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return described, VOCABULARY_FILE, vocabulary.model_bytes
@@ -316,14 +321,14 @@ def describe(network: Any) -> dict[str, Any]:
 
 
 def _attribute_types(cls: type) -> dict[str, Any]:
-  """Returns the types of a network's attributes by name, without the attributes of every module."""
+  """Returns the types of a class's attributes by name, except attributes of every Flax module."""
   types_by_name = typing.get_type_hints(cls)
   names = (field.name for field in dataclasses.fields(cls))
   return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}
 
 
 def _network(entry: dict[str, Any], networks: dict[str, type]) -> Any:
-  """Creates a network from its JSON entry. Missing attributes have their defaults."""
+  """Creates a network from its JSON entry. Missing attributes get their default values."""
   attributes = dict(entry)
   cls = _lookup(attributes.pop("class"), networks)
   hint = _attribute_types(cls)["config"]

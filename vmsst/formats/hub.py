@@ -1,7 +1,7 @@
-"""Downloads and uploads encoders of the Hugging Face Hub, and writes model cards.
+"""Downloads encoders from the Hugging Face Hub, uploads encoders, and writes model cards.
 
-The package huggingface_hub does the transfer, with its cache, tokens and offline mode (HF_HOME,
-HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). No code of a repository is run.
+The package huggingface_hub transfers the files. Its cache, tokens and offline mode are configured
+as usual (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). Code in a repository is never run.
 """
 
 import contextlib
@@ -15,18 +15,19 @@ from vmsst import errors
 from vmsst.formats import tokenizers
 from vmsst.formats.encoder_json import SavedEncoder
 
-# A revision becomes a path in the cache, so reject `..`. Git does not allow it in revisions either.
+# Reject `..`, because a revision becomes part of a cache path. Git revisions never contain `..`.
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 _LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
-# Files besides the encoder's weights. Layers after the pooling may have weights in another format.
+# Files to download besides the encoder's weights. Layers after the pooling may have PyTorch weights
+# even if the encoder has safetensors weights.
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
 # Weights of the encoder, in order of preference.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
-# Copies of the model for other runtimes.
+# Copies of the model for other runtimes. They are not downloaded.
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
-# Files of an earlier upload. They are deleted if the new encoder does not have them.
+# Files from an earlier upload. They are deleted if the new encoder does not have them.
 _REPLACED = re.compile(
   r"\d+_[A-Z]\w*/.*|vocabulary\.model|model.*\.safetensors(\.index\.json)?|pytorch_model.*"
   r"|special_tokens_map\.json|added_tokens\.json|adapter_config\.json"
@@ -34,14 +35,14 @@ _REPLACED = re.compile(
 
 
 def is_name(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path may be the name of a repository: `owner/name`, and not a local path."""
+  """Returns whether a path has the form `owner/name` of a repository and does not exist locally."""
   text = os.fspath(path)
   is_checkpoint = _CHECKPOINT.fullmatch(text.rsplit("/", 1)[-1])
   return bool(_NAME.fullmatch(text)) and not is_checkpoint and not os.path.lexists(text)
 
 
 def find(name: str) -> tuple[str, pathlib.Path]:
-  """Downloads a model unless it is in the cache; returns `owner/name@commit` and its folder.
+  """Downloads a model unless it is cached; returns `owner/name@commit` and the model folder.
 
   Args:
     name: `owner/name`, or `owner/name@revision` with a branch, tag or commit.
@@ -80,9 +81,9 @@ def check_upload(repository: str) -> None:
 def upload(
   folder: pathlib.Path, repository: str, *, public: bool = False, revision: str | None = None
 ) -> str:
-  """Uploads all files of a folder in one commit, and returns the URL of the commit.
+  """Uploads all files in a folder in one commit, and returns the URL of the commit.
 
-  The Hub remembers files of an interrupted upload, so the next call does not send them again.
+  The Hub keeps files from an interrupted upload, so the next call does not send them again.
 
   Args:
     folder: An encoder that sentence-transformers opens.
@@ -109,7 +110,7 @@ def upload(
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file()]
     files = {path.relative_to(folder).as_posix(): str(path) for path in paths}
     stale = filter(_REPLACED.fullmatch, api.list_repo_files(repository, revision=revision))
-    # `upload_folder` could make several commits.
+    # Do not call `upload_folder`, because it may create several commits.
     commit = api.create_commit(
       repository,
       [
@@ -124,7 +125,7 @@ def upload(
 
 @contextlib.contextmanager
 def _hub_errors(problem: str) -> Iterator[None]:
-  """Converts exceptions of huggingface_hub and its dependencies to InputError.
+  """Converts exceptions from huggingface_hub and its dependencies to InputError.
 
   Args:
     problem: Start of the message. The URL of the Hub and the reason follow.
@@ -165,7 +166,7 @@ def card(
     saved: The encoder.
     name: `owner/name`, or `owner/name@branch` for a branch other than main.
     license_id: License, such as "apache-2.0" (default: no license in the card).
-    results: Averages of an evaluation, as a Markdown list.
+    results: Average evaluation scores, as a Markdown list.
   """
   import huggingface_hub
 

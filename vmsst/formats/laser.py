@@ -1,12 +1,13 @@
 """Imports LASER2 (a BiLSTM) and LASER3 (a transformer for each language) from the released files.
 
-A folder contains one encoder, a `.pt` file. It also contains a SentencePiece model (`.spm`) and,
-for LASER3, a dictionary of its pieces (`.cvocab`). LASER2's dictionary is in its `.pt` file. Some
-languages of LASER3 have a `.spm` and `.cvocab`. All other languages use the files of LASER2.
+A folder contains one encoder (a `.pt` file), a SentencePiece model (`.spm`) and, for LASER3, a
+dictionary of pieces (`.cvocab`). LASER2's dictionary is stored in its `.pt` file. LASER3 was
+released with separate `.spm` and `.cvocab` files for some languages. All other languages use the
+LASER2 files.
 
-BOS and padding have ids 0 and 1 in fairseq, but 1 and 0 in this library. The vocabulary becomes one
-SentencePiece model in the order of the dictionary. Pieces outside the dictionary follow at the end,
-with copies of the unknown token's vector.
+The import swaps the first two ids, because BOS and padding have ids 0 and 1 in fairseq, but 1 and 0
+in this library. It sorts the pieces of the SentencePiece model into dictionary order. Pieces that
+are missing from the dictionary follow at the end and get copies of the unknown token's vector.
 
 References: Heffernan et al. 2022 (LASER3); the code at github.com/facebookresearch/LASER.
 """
@@ -36,7 +37,7 @@ _UNKNOWN = 3
 _WORDS = "embed_tokens"
 _NO_PARAMETERS = ("version", "embed_positions._float_tensor")
 _MAX_TOKENS = 12_000
-# Row of the first position in fairseq.
+# Index of the first position in fairseq.
 _OFFSET = 2
 _LSTM = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 _LAYER = {
@@ -52,7 +53,7 @@ _LAYER = {
 class _LstmOptions(msgspec.Struct, rename={
   "vocab_size": "num_embeddings", "emb_dim": "embed_dim", "hidden_dim": "hidden_size",
 }):  # fmt: skip
-  """Options of LASER2, with the names of an LstmConfig."""
+  """LASER2 options, renamed to the attributes of an LstmConfig."""
 
   vocab_size: transformers.Size
   emb_dim: transformers.Size
@@ -64,7 +65,7 @@ class _Options(msgspec.Struct, rename={
   "emb_dim": "encoder_embed_dim", "num_heads": "encoder_attention_heads",
   "mlp_dim": "encoder_ffn_embed_dim", "num_layers": "encoder_layers",
 }):  # fmt: skip
-  """Options of LASER3. Options with an equivalent in TransformerConfig have its name."""
+  """LASER3 options. Where TransformerConfig has an equivalent attribute, its name is used."""
 
   emb_dim: transformers.Size
   num_heads: transformers.Size
@@ -85,8 +86,8 @@ def files(folder: pathlib.Path) -> list[pathlib.Path]:
 def convert(folder: pathlib.Path) -> encoder_json.Converted:
   """Imports the LASER encoder in a folder.
 
-  The original has no maximum length, but its batches have at most 12,000 tokens. This is also the
-  maximum length here, unless LASER3's config sets a lower one.
+  The original code has no maximum length, but it limits batches to 12,000 tokens. The imported
+  encoder uses this limit as its maximum length, unless LASER3's config sets a lower maximum.
 
   Args:
     folder: Folder with a `.pt`, its `.spm` and, for LASER3, its `.cvocab`.
@@ -106,7 +107,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     dictionary = dict(record["dictionary"] if is_lstm else {})
   except (KeyError, TypeError, ValueError) as error:
     raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
-  # Training checkpoints contain a decoder too.
+  # Training checkpoints also contain a decoder.
   start = "encoder." if f"encoder.{_WORDS}.weight" in state else ""
   weights = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
   for name in _NO_PARAMETERS:
@@ -128,7 +129,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
         table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(kinds, shapes, strict=True)]
   else:
     for number, line in enumerate(text_files.read_lines(str(_vocabulary_file(path, ".cvocab")))):
-      dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # the count follows
+      dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # drops the count
     if options.get("encoder_normalize_before"):
       dictionary.setdefault("<mask>", len(_SPECIAL) + len(dictionary))
     config, table = _transformer(path, options, len(_SPECIAL) + len(dictionary))
@@ -145,7 +146,8 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   def params() -> dict[str, np.ndarray]:
     arrays = tensors.to_parameters(table, weights)
     if isinstance(config, transformer.TransformerConfig):
-      # Sines, then cosines. Use fairseq's precision, because training saw its rounding errors.
+      # Sines come first, then cosines. Compute both in float32 like fairseq, because the encoder
+      # was trained with these rounding errors.
       half = config.emb_dim // 2
       step = np.float32(-math.log(10_000) / max(half - 1, 1))
       rate_F = np.exp(np.arange(half, dtype=np.float32) * step)
@@ -218,7 +220,7 @@ def _transformer(
 
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
-  """Returns the path of an encoder's `.spm` or `.cvocab`, or of LASER2's if it has neither."""
+  """Returns an encoder's `.spm` or `.cvocab` file, or LASER2's if the encoder has neither file."""
   has_files = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
   file = path.with_suffix(suffix) if has_files else path.with_name(f"laser2{suffix}")
   if not file.is_file():
@@ -230,10 +232,10 @@ def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
 def _sentencepiece_model(
   path: pathlib.Path, dictionary: Mapping[str, int], rows: int
 ) -> tuple[bytes, int]:
-  """Returns a SentencePiece model with the ids of a dictionary, and its number of pieces.
+  """Returns a SentencePiece model with the ids in a dictionary, and the model's number of pieces.
 
   Args:
-    path: The original SentencePiece model, with other ids.
+    path: The original SentencePiece model. Its ids are ignored.
     dictionary: Ids of pieces in fairseq. Ids of special tokens are ignored.
     rows: Number of rows of the token table.
   """
@@ -243,7 +245,7 @@ def _sentencepiece_model(
   model.ParseFromString(path.read_bytes())
   words = {i: word for word, i in dictionary.items()} | dict(enumerate(_SPECIAL))
   texts = {x.piece: x for x in model.pieces if x.type not in (kinds.CONTROL, kinds.UNKNOWN)}
-  # Rows without a piece become control symbols. No text contains them.
+  # Table rows without a piece become control symbols, which no text contains.
   names = [words.get(i, f"<row {i}>") for i in range(rows)]
   pieces = [texts.pop(name, None) or kinds(piece=name, type=kinds.CONTROL) for name in names]
   pieces[:2] = pieces[1::-1]

@@ -1,16 +1,16 @@
-"""Imports mT5 as the start of training (VMSST paper, section 6.4), and the released VMSST.
+"""Imports mT5 for initializing a training run (VMSST paper, section 6.4), and the released VMSST.
 
-Both encoders start as copies of mT5's encoder. The decoder takes mT5's self-attention, feed-forward
-layers and norms. Instead of cross-attention, it has a sentence injection, and the norm before
-cross-attention becomes the norm before the injection. mT5's `lm_head` becomes the rows of the
-vocabulary projection that multiply hidden states. Heads, language tables, injections and the
-projection's rows for latents are initialized at random.
+The sentence encoder and the language encoder both start as copies of mT5's encoder. The decoder
+starts with mT5's self-attention, feed-forward layers and norms. It replaces cross-attention with a
+sentence injection, but keeps the norm before cross-attention as the norm before the injection.
+mT5's `lm_head` becomes the part of the vocabulary projection that multiplies hidden states. The
+part for latents is initialized at random, and so are the heads, language tables and injections.
 
-One import works for all models, because each model reads only the parameters that it has.
+The same import works for every model, because each model reads only the parameters that it needs.
 
 The released VMSST (`jwieting/vmsst`) is an mT5 encoder with a projection after mean pooling. In its
-files, the encoder's names start with `mt5_encoder.`, and the projection is `projection.weight`. The
-names of other parameters (language encoder, decoder) are not published.
+files, the names of encoder tensors start with `mt5_encoder.`, and the projection is named
+`projection.weight`. The names of the other tensors (language encoder, decoder) are not published.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ VOCABULARY_FILE = "spiece.model"
 # Prefix of the encoder's tensors in the released VMSST.
 _VMSST = "mt5_encoder."
 _PROJECTION = "projection.weight"
-# Maximum number of tokens, as in transformers' configs of T5. T5 has no position table.
+# Maximum number of tokens in transformers' T5 configs. T5 itself has no limit.
 MAX_LENGTH = 512
 _TABLE = "shared.weight"
 _COPIES = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
@@ -42,7 +42,7 @@ _UNUSED = dict.fromkeys(_COPIES, "copies of the token table") | {
   "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": "T5 never reads it"
 }
 _CROSS_ATTENTION = "EncDecAttention"
-# Modules of the decoder in transformers, and in models that start from mT5.
+# Maps decoder modules in transformers to decoder modules in this library.
 _DECODER = transformers.Table(
   {
     "decoder.block.0.layer.0.SelfAttention.relative_attention_bias": (
@@ -72,23 +72,25 @@ _DECODER = transformers.Table(
 def convert(
   source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, with_decoder: bool = True
 ) -> Converted:
-  """Imports an mT5 or the released VMSST. The names of the weights show which one it is.
+  """Imports an mT5 or the released VMSST. The tensor names show which model it is.
 
-  An mT5 is not yet a sentence encoder: its vectors are means of hidden states. VMSST was trained on
-  32 tokens per sentence but reads 512, as in the released code. To change this, see `max_length` of
-  `vmsst.load`.
+  mT5 was not trained as a sentence encoder: its sentence vectors are just means of hidden states.
+  VMSST was trained on at most 32 tokens per sentence, but encodes up to 512 tokens, as in the
+  released code. To change this limit, pass `max_length` to `vmsst.load`.
 
   Args:
     source: Folder of the model.
-    vocabulary: SentencePiece model of the vocabulary. If omitted, `spiece.model` in the folder, or
-      else `tokenizer.json` (newer versions of transformers write only this file).
-    with_decoder: Whether to import everything that training can start from, or only the encoder.
+    vocabulary: The SentencePiece model. If omitted, `spiece.model` in the folder, or
+      `tokenizer.json` if `spiece.model` does not exist. (Newer versions of transformers write only
+      `tokenizer.json`.)
+    with_decoder: Whether to import all parameters that training can start from. If false, only the
+      encoder is imported.
 
   Raises:
     InputError: a file is missing, damaged or not supported.
   """
   path = source / transformers.CONFIG_FILE
-  # umT5, another `model_type`, has a bias table in every layer.
+  # umT5 has a different `model_type`. It is not supported, because every layer has a bias table.
   fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
   config = transformers.read_object(path)
   sizes = msgspec.structs.asdict(transformers.check_config(path, config, _Options, fixed))
@@ -171,7 +173,7 @@ def _t5_config(sizes: Mapping[str, Any]) -> t5.T5Config:
 class _Options(msgspec.Struct, rename=transformers.T5_NAMES | {
   "num_encoder_layers": "num_layers", "relpos_max_distance": "relative_attention_max_distance",
 }):  # fmt: skip
-  """Options in `config.json`, with the names of a T5Config, and `num_decoder_layers`."""
+  """Options in `config.json`, renamed to the attributes of a T5Config, and `num_decoder_layers`."""
 
   vocab_size: transformers.Size
   emb_dim: transformers.Size

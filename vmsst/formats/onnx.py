@@ -1,9 +1,9 @@
 """Writes sentence encoders as ONNX models. ONNX Runtime and OpenVINO run them without this library.
 
 This module builds the graphs itself. jax2onnx, a converter for JAX functions, requires an older
-Orbax than this library and cannot convert these networks for variable lengths. All values are
-float32, even if the encoder was trained in bfloat16. Functions that add layers take names of values
-in the graph, and return the name of the new value.
+Orbax than this library and cannot convert these networks for variable sequence lengths. All values
+are float32, even if the encoder was trained in bfloat16. Functions that add layers take the names
+of their inputs in the graph, and return the name of their output.
 """
 
 import contextlib
@@ -22,17 +22,17 @@ from vmsst.formats.encoder_json import SavedEncoder
 from vmsst.networks import sentence_encoder, t5, transformer
 
 MODEL_FILE = "model.onnx"
-"""The model with the output OUTPUT."""
+"""The model that computes sentence vectors (`OUTPUT`)."""
 STATES_FILE = "last_hidden_state.onnx"
-"""The model with the output STATES, for sentence-transformers."""
+"""The model that computes hidden states (`STATES`), for sentence-transformers."""
 WEIGHTS_FILE = "model.onnx_data"
 """The weights of both models."""
 TOKENS, MASK = "input_ids", "attention_mask"
 """Inputs, int64 [B, T]. The mask is 1 at tokens and 0 at padding. Padding follows the tokens."""
 OUTPUT, STATES = "sentence_embedding", "last_hidden_state"
-"""Outputs, float32 [B, S] and [B, T, D]."""
+"""Outputs: the sentence vectors, float32 [B, S], and the hidden states, float32 [B, T, D]."""
 _AXES = ("batch_size", "sequence_length")
-# The first version with LayerNormalization.
+# First ONNX operator set with LayerNormalization.
 _OPERATOR_SET = 17
 # Runtimes map arrays into memory only if they are aligned to pages.
 _PAGE = 4096
@@ -43,17 +43,17 @@ def write(
 ) -> tokenizers.ExportedTokenizer:
   """Writes an ONNX model and its tokenizer into a folder.
 
-  `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] for any B and T. A
-  position table, as in BERT, limits T. The output `sentence_embedding`, float32 [B, S], equals the
-  vectors of `vmsst.load(path).encode` in float32, up to rounding error. The weights are in
-  `model.onnx_data`.
+  `model.onnx` has the inputs `input_ids` and `attention_mask`, int64 [B, T] for any B and T. If the
+  encoder has a position table, as in BERT, the size of this table limits T. The output
+  `sentence_embedding`, float32 [B, S], equals the vectors of `vmsst.load(path).encode` in float32,
+  up to rounding error. The weights are in `model.onnx_data`.
 
   `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. This model
-  returns the hidden states, [B, T, D]. It works only if transformers has the architecture.
+  returns the hidden states, [B, T, D]. It works only if transformers supports the architecture.
 
-  `tokenizer.json` produces the inputs: it cuts texts to the maximum length and pads them. If a text
-  spells the padding token of an imported tokenizer, that tokenizer treats it as padding. For other
-  differences, see `tokenizers.export`.
+  The tokenizer in `tokenizer.json` produces the inputs. It truncates texts to the maximum length
+  and pads them. If an imported tokenizer finds its padding token (such as "<pad>") in a text, it
+  treats this string as padding. For other differences, see `tokenizers.export`.
 
   Args:
     saved: The encoder.
@@ -67,15 +67,16 @@ def write(
   """
   tokenizer = tokenizers.export(saved.assets.vocabulary, pretokenized=pretokenized)
   params = tensors.separate(saved.arrays)
-  # The model receives the tokenizer's ids, so its token table must follow them.
+  # Reorder the token table, because the ONNX model receives the tokenizer's ids.
   table_VD = params[tensors.TOKEN_TABLE]
   params[tensors.TOKEN_TABLE] = transformers.swap_padding(table_VD, tokenizer.padding_id)
   build(params, saved.network).write(folder)
-  with contextlib.suppress(errors.InputError):  # if transformers does not have the architecture
+  with contextlib.suppress(errors.InputError):  # raised if transformers lacks the architecture
     states = {"file_name": STATES_FILE}
     sentence_transformers.write_modules(saved, tokenizer, folder, model_args=states)
-  # `Tokenizer.encode_special_tokens` changes how added tokens marked as special are tokenized. To
-  # make ids independent of it, tokens that a text may spell are unmarked, and others are removed.
+  # The tokenizer option `encode_special_tokens` changes how special tokens in a text are tokenized.
+  # To make ids independent of this option, special tokens that can occur in a text become ordinary
+  # added tokens, and all others are removed.
   record = json.loads(tokenizer.content)
   added = [] if tokenizer.splits_special_tokens else record["added_tokens"]
   record["added_tokens"] = [{**token, "special": False} for token in added]
@@ -88,7 +89,7 @@ def write(
 
 
 def usage(saved: SavedEncoder) -> list[str]:
-  """Returns instructions for users of an exported model, as lines."""
+  """Returns instructions for using an exported model, one per line."""
   vocabulary = saved.assets.vocabulary
   prefix = getattr(vocabulary, "prefix", "")
   prompts = tokenizers.method_prompts(prefix, getattr(vocabulary, "prompts", {}))
@@ -107,11 +108,11 @@ class Graph:
   """Builds an ONNX graph node by node.
 
   Each ONNX operator is a method: `graph.MatMul(x, y)` adds a node and returns the name of its
-  output. Operands are names of values, or arrays. Arrays become constants.
+  output. An operand is either the name of a value or an array. Arrays become constants.
 
   Attributes:
     parameters: Arrays by name. An array becomes part of the graph when `parameter` is called.
-    outputs: Value and axes (sizes or names) of each output.
+    outputs: The value name and the axes (sizes or names) of each output, by output name.
     library: The package onnx.
   """
 
@@ -160,9 +161,9 @@ class Graph:
       (folder / path).write_bytes(model.SerializeToString())
 
   def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the model of an output without its large arrays, and the large arrays by name.
+    """Returns the model for an output without large arrays, and the large arrays by name.
 
-    The caller adds the arrays with `add_weights`. They are contiguous.
+    The large arrays are contiguous. The caller adds them to the model with `add_weights`.
     """
     large = {
       name: np.ascontiguousarray(array)
@@ -192,13 +193,13 @@ class Graph:
       graph,
       producer_name="vmsst",
       opset_imports=operators,
-      # The oldest version, because more runtimes support it.
+      # Use the oldest version that works, because more runtimes support it.
       ir_version=helper.find_min_ir_version_for(operators),
     )
     return model, large
 
   def add_weights(self, model: Any, name: str, array: np.ndarray, **external_data: Any) -> None:
-    """Adds an array to a model as external data: in a file, or passed to the runtime by name."""
+    """Adds an array as external data, which is in a file or is passed to the runtime by name."""
     kind = self.library.helper.np_dtype_to_tensor_dtype(array.dtype)
     tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
     tensor.data_location = self.library.TensorProto.EXTERNAL
@@ -264,7 +265,7 @@ class _Stack(NamedTuple):
     config: Sizes and options. Linear layers and norms have a bias if the parameters contain one.
     mask_BT: False at padding.
     position_T: Positions of tokens, int64.
-    max_distance: All distances from here on share one bucket of relative positions.
+    max_distance: All distances of at least this value share one relative position bucket.
   """
 
   graph: Graph
@@ -311,9 +312,9 @@ class _Stack(NamedTuple):
     return x_BTD if config.norm_place == "after" else self.norm(x_BTD, "encoder/encoder_norm")
 
   def attention_bias(self, is_local: bool) -> str:
-    """Returns the bias of attention logits: positions and masks, [B, 1 or H, 1 or T, T]."""
+    """Returns the sum of position biases and masks for attention logits, [B, 1 or H, 1 or T, T]."""
     graph, config = self.graph, self.config
-    # Biases of visible and of masked tokens.
+    # Biases for visible tokens and for masked tokens.
     values = np.float32(0), np.float32(t5.MASKED)
     bias_BHTT = graph.Unsqueeze(graph.Where(self.mask_BT, *values), np.array([1, 2]))
     key_1T = graph.Unsqueeze(self.position_T, np.array([0]))
@@ -337,7 +338,8 @@ class _Stack(NamedTuple):
   def rotation(self, is_local: bool) -> tuple[str, str]:
     """Returns the cosines and sines of rotary positions, each [T, 1, K].
 
-    A rotated vector is `vector * cosines + swapped * sines`, where `swapped` has swapped halves.
+    A rotated vector is `vector * cosines + swapped * sines`. Here, `swapped` is the vector with its
+    two halves swapped.
     """
     graph, config = self.graph, self.config
     theta, width = config.local_rope_theta if is_local else config.rope_theta, config.head_width
@@ -411,7 +413,7 @@ def _dense(graph: Graph, x: str, name: str) -> str:
   return graph.Add(y, graph.parameter(bias)) if bias in graph.parameters else y
 
 
-# Activations that ONNX has as operators.
+# Activations that exist as ONNX operators.
 _OPERATORS = {
   **{name: name for name in ("Identity", "Sigmoid", "Softplus", "Tanh")},
   "relu": "Relu", "ReLU": "Relu", "LeakyReLU": "LeakyRelu", "ELU": "Elu", "SELU": "Selu",
@@ -446,7 +448,7 @@ def _add_pooling(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str, posi
   if pooling == "max":
     lowest = np.finfo(np.float32).min
     largest_BD = graph.ReduceMax(graph.Where(mask_BT1, hidden_BTD, lowest), axes=[1], keepdims=0)
-    # The vector of a sentence without tokens is zero.
+    # The vector of a sentence with no tokens is zero.
     count_B1 = graph.ReduceSum(weight_BT1, np.array([1]), keepdims=0)
     return graph.Where(graph.Greater(count_B1, zero), largest_BD, zero)
   if pooling == "weightedmean":

@@ -1,9 +1,9 @@
-"""Reads released encoders of sentence-transformers, and exports encoders in the same format.
+"""Reads sentence-transformers encoders, and exports encoders in the same format.
 
-`modules.json` lists the modules: the transformer, the pooling and the layers after it. Other files
-contain the tokenizer, the prompts and the maximum length. An encoder becomes a
-`vmsst.networks.sentence_encoder.SentenceEncoder`. Settings that this library does not support raise
-an error.
+In a sentence-transformers folder, `modules.json` lists the modules: the transformer, the pooling
+and the layers after the pooling. Other files contain the tokenizer, the prompts and the maximum
+length. The imported network is a `vmsst.networks.sentence_encoder.SentenceEncoder`. Settings that
+this library does not support raise an error.
 
 Exports also contain `encoder.json`, so that `vmsst.load` opens the same folder. They contain no
 custom code. Neither direction needs torch or sentence-transformers.
@@ -30,7 +30,7 @@ MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 MAX_LENGTH = 512
 """Default maximum length of encoders without a position table, as in transformers' T5 configs."""
-# Files with options of the transformer. The first file that is not empty counts.
+# Files with transformer options. The first file that exists and is not empty is used.
 _OPTIONS_FILES = tuple(
   f"sentence_{name}_config.json"
   for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -41,12 +41,13 @@ _OPTIONS: dict[str, Any] = {
   "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
   "module_output_name": "token_embeddings",
 }
-# Files that change the model or its preprocessing in transformers.
+# Files that change the model or its preprocessing in transformers. They are not supported.
 _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
 _E5 = {"query": "query: ", "passage": "passage: "}
 # Name of the pooled vector in the modules' inputs and outputs.
 _VECTOR = "sentence_embedding"
-# Pooling methods, and their keys in older files. Several methods are concatenated in this order.
+# Pooling methods, with their keys in older files. If several methods are used, their vectors are
+# concatenated in this order.
 _Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 _POOLING_FLAGS: dict[_Pool, str] = {
   "cls": "pooling_mode_cls_token",
@@ -56,7 +57,7 @@ _POOLING_FLAGS: dict[_Pool, str] = {
   "weightedmean": "pooling_mode_weightedmean_tokens",
   "lasttoken": "pooling_mode_lasttoken",
 }
-# Original package of the modules. All versions of sentence-transformers accept it.
+# Original package of the module classes. All versions of sentence-transformers accept this name.
 _PACKAGE = "sentence_transformers.models"
 # Name of the default prompt, unless a named prompt has the same text.
 _PROMPT = "default"
@@ -70,14 +71,14 @@ _LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_resi
 
 
 class _Module(msgspec.Struct):
-  """An entry of `modules.json`. The path is a folder next to the file, or empty."""
+  """An entry in `modules.json`. The path is the name of a folder next to this file, or empty."""
 
   type: Annotated[str, msgspec.Meta(pattern=r"^sentence_transformers\.")]
   path: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.$)[^/\\\0]{0,99}$")]
 
 
 class _Options(msgspec.Struct, forbid_unknown_fields=True):
-  """Options of the transformer, in a file of `_OPTIONS_FILES`."""
+  """Transformer options, read from one of `_OPTIONS_FILES`."""
 
   max_seq_length: Annotated[int, msgspec.Meta(ge=1)] | None = None
   do_lower_case: bool = False
@@ -93,7 +94,7 @@ class _Prompts(msgspec.Struct):
 
 
 class _Pooling(msgspec.Struct):
-  """The content of the pooling's `config.json`. Older versions have `_POOLING_FLAGS` instead."""
+  """The pooling's `config.json`. Older files use the keys in `_POOLING_FLAGS` instead."""
 
   pooling_mode: _Pool | list[_Pool] | None = None
   include_prompt: bool = True
@@ -115,13 +116,13 @@ class _Dense(msgspec.Struct):
 
 
 def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
-  """Imports the encoder in a folder of sentence-transformers or transformers.
+  """Imports an encoder from a sentence-transformers or transformers folder.
 
-  Padding has id 0 in this library. If the tokenizer pads with another id (1 in XLM-R and all E5),
-  the import swaps two rows of the token table, and the vocabulary swaps the two ids.
+  Padding has id 0 in this library. If the tokenizer pads with a different id (1 in XLM-R and all E5
+  models), the import swaps these two rows of the token table, and the vocabulary swaps the ids.
 
-  If the folder has no `modules.json`, the pooling is the default of sentence-transformers: the last
-  token for a causal language model, else the mean. A pre-training head is skipped.
+  If the folder has no `modules.json`, the import uses the default pooling of sentence-transformers:
+  the last token for a causal language model, otherwise the mean. A pre-training head is skipped.
 
   Layers after the pooling become the head of the network, with two exceptions. If the first layer
   is dense with tanh, as in LaBSE, it becomes the pooler. If the last layer scales vectors to length
@@ -129,8 +130,8 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
 
   Args:
     folder: The folder.
-    prefix: Text before every sentence. If omitted, the folder's default prompt. If the folder has
-      no prompts and its name or config contains "e5", the prefix is "query: ".
+    prefix: Text to put before every sentence. If omitted, the folder's default prompt is used. If
+      the folder has no prompts and its name or config contains "e5", the default is "query: ".
 
   Raises:
     InputError: a file is damaged, or a setting is not supported.
@@ -146,12 +147,12 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     raise errors.InputError(
       f"{path}: 'model_type' is {record.get('model_type')!r}; only "
       f"{', '.join(transformers.ARCHITECTURES)} and exports of this library are supported. "
-      "Commands can open other folders of sentence-transformers with that package"
+      "If sentence-transformers is installed, commands can open its other models too"
     )
   for name in _OTHERS:
     if (source / name).is_file():
       raise errors.InputError(f"{source / name}: a model with this file is not supported")
-  # Without `modules.json`, sentence-transformers ignores the other files.
+  # Without `modules.json`, sentence-transformers ignores its other settings files.
   options, settings, pooling, pools_prompt = _Options(), _Prompts(), "mean", True
   if len(modules) > 1:
     for options_path in (source / name for name in _OPTIONS_FILES):
@@ -179,8 +180,8 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   tokenizer, tokenizer_settings = tokenizers.read(source, record, lowercase=options.do_lower_case)
   rows = sizes["vocab_size"]
   if tokenizer is not None:
-    # Trust the tokenizer, not the model's config. The small E5, for example, is a BERT (padding 0)
-    # with XLM-R's tokenizer (padding 1).
+    # The padding id comes from the tokenizer, not from the model's config. The small E5, for
+    # example, is a BERT (padding id 0) with XLM-R's tokenizer (padding id 1).
     padding_id = tokenizers.padding_id(tokenizer)
   elif str(record.get("tokenizer_class")).startswith("XLMRoberta"):
     padding_id = 1
@@ -286,7 +287,7 @@ def _network(
 
   Args:
     folder: The folder.
-    modules: Class and folder of each layer after the pooling.
+    modules: The class and the folder of each layer after the pooling.
     config: Config of the transformer or static encoder.
     pooling: The pooling methods, joined by "+".
   """
@@ -328,13 +329,13 @@ def _network(
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
-  """Returns class and folder of each module in `modules.json`.
+  """Returns the class and the folder of each module in `modules.json`.
 
-  If the file does not exist, the result is the transformer alone, or the modules of a Model2Vec.
+  If this file does not exist, the result is a single transformer, or the modules of a Model2Vec.
 
   Raises:
-    InputError: the file is damaged, a path leads out of the folder, or a module is not supported,
-      such as custom code.
+    InputError: the file is damaged, a path leads out of the folder, or a module (such as custom
+      code) is not supported.
   """
   path = folder / MODULES_FILE
   if not path.is_file():
@@ -362,8 +363,9 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
     {*kinds[first:]} <= {*_LAYERS}
   ):
     raise errors.InputError(
-      f"{path}: the modules {', '.join(kinds)} are not supported; only Transformer and Pooling, or "
-      f"{static.MODULE}, each followed by any of {', '.join(_LAYERS)}, are"
+      f"{path}: the modules {', '.join(kinds)} are not supported; a model must start with "
+      f"Transformer and Pooling, or with {static.MODULE}, and may continue with "
+      f"{', '.join(_LAYERS)}"
     )
   return modules
 
@@ -374,12 +376,12 @@ def _prompts(
   """Returns the default prompt, and the prompts by name.
 
   Args:
-    folder: The folder. Its name may identify an E5.
+    folder: The folder. Its name may show that the model is an E5.
     record: Raw content of `config_sentence_transformers.json`.
     settings: Parsed content of the same file.
     config: Content of `config.json`.
   """
-  # In the cache of Hugging Face, the folder with the model's name is two levels up.
+  # In the Hugging Face cache, the folder with the model's name is two levels up.
   cache = [parent.name for parent in folder.parents if parent.name.startswith("models--")]
   names = (folder.name, str(config.get("_name_or_path", "")), *cache)
   words = [re.split(r"[-_/]", name.lower()) for name in names]
@@ -391,7 +393,8 @@ def _prompts(
   prompts |= {key: text or "" for key, text in settings.prompts.items()}
   name = settings.default_prompt_name
   prefix = "" if name is None else prompts[name]
-  # sentence-transformers saves an empty "document" prompt with every model, so ignore empty ones.
+  # Ignore empty prompts, because sentence-transformers saves an empty "document" prompt with every
+  # model.
   prompts["document"] = tokenizers.role_prompt(prompts, "document") or ""
   return prefix, prompts if any(prompts.values()) else {}
 
@@ -399,11 +402,11 @@ def _prompts(
 def read_params(
   folder: pathlib.Path, network: sentence_encoder.SentenceEncoder
 ) -> dict[str, np.ndarray]:
-  """Reads the parameters of an export by name, bit for bit.
+  """Reads the parameters of an export, by name. The values are exact.
 
   Args:
     folder: The folder of the export.
-    network: The network in its `encoder.json`.
+    network: The network described in the export's `encoder.json`.
 
   Raises:
     InputError: a file is missing or damaged.
@@ -433,8 +436,9 @@ def write(
   returns the same vectors in float32, up to rounding error, with three exceptions:
 
   * If the vocabulary has no EOS token, as in EMS, a batch of empty texts raises an error.
-  * If a text spells the padding token of an imported tokenizer, it is treated as padding.
-  * A few texts have other ids; see `tokenizers.export`.
+  * If a text contains the padding token of an imported tokenizer, such as "<pad>", this string is
+    treated as padding.
+  * A few texts get different ids; see `tokenizers.export`.
 
   Args:
     saved: The encoder.
@@ -458,7 +462,7 @@ def write(
   path = folder / tokenizers.TOKENIZER_FILE
   path.write_bytes(tokenizer.content)
   if isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
-    # Save the checksum of the exported tokenizer, not of the original one.
+    # Save the checksum of the exported tokenizer, not of the original tokenizer.
     vocabulary = dataclasses.replace(vocabulary, path=str(path), tokenizer=None)
     assets = msgspec.structs.replace(assets, vocabulary=vocabulary)
   encoder_json.save_assets(assets, folder, weights)
@@ -480,7 +484,7 @@ def write_modules(
     **options: Additional fields of `sentence_bert_config.json`.
 
   Returns:
-    Names of the files with weights of the layers after the pooling.
+    Names of the weight files for the layers after the pooling.
 
   Raises:
     InputError: transformers does not support the encoder. Nothing is written in this case.

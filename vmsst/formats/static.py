@@ -1,9 +1,9 @@
-"""Reads and writes static encoders: `StaticEmbedding` of sentence-transformers, and Model2Vec.
+"""Reads and writes static encoders: sentence-transformers' `StaticEmbedding`, and Model2Vec.
 
-Both have a tokenizer without special tokens and a table of token vectors. A sentence vector is the
-mean of the token vectors. Model2Vec skips unknown tokens, may factor its table into shared rows and
-weights, and has a `config.json`. sentence-transformers opens Model2Vec folders too, but includes
-unknown tokens in the mean.
+A static encoder consists of a tokenizer without special tokens and a table of token vectors. A
+sentence vector is the mean of the token vectors. Model2Vec skips unknown tokens, may factor its
+table into shared rows and weights, and has a `config.json`. sentence-transformers opens Model2Vec
+folders too, but includes unknown tokens in the mean.
 """
 
 import json
@@ -22,9 +22,9 @@ MODULE = "StaticEmbedding"
 _MODEL_TYPE = "model2vec"
 # Names of the table in sentence-transformers and in Model2Vec.
 _TABLE, _MODEL2VEC_TABLE = "embedding.weight", "embeddings"
-# Maximum length if the tokenizer has none: longer than any text.
+# Maximum length if the tokenizer sets none. No text has this many tokens.
 _UNLIMITED = 1 << 20
-# Model2Vec's maximum length if `config.json` has none.
+# Model2Vec's maximum length if `config.json` sets none.
 _MODEL2VEC_LENGTH = 512
 
 
@@ -49,7 +49,7 @@ class StaticEmbedding(NamedTuple):
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
-  """Returns class and folder of each module of a Model2Vec, or an empty list for other encoders."""
+  """Returns the class and folder of each Model2Vec module, or [] if this is not a Model2Vec."""
   record = transformers.read_object(folder / transformers.CONFIG_FILE, if_missing={})
   if record.get("model_type") != _MODEL_TYPE:
     return []
@@ -59,11 +59,11 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
 def read(folder: pathlib.Path) -> StaticEmbedding:
   """Reads the tokenizer and the table in a folder.
 
-  Texts longer than `max_length` may get other vectors than in Model2Vec. Model2Vec cuts them by
-  characters first.
+  Texts longer than `max_length` may get different vectors than in Model2Vec, because Model2Vec
+  first truncates them by characters.
 
   Raises:
-    InputError: a file is missing or damaged, or the table does not fit the tokenizer.
+    InputError: a file is missing or damaged, or the table does not match the tokenizer.
   """
   path = folder / tokenizers.TOKENIZER_FILE
   record = transformers.read_object(path)
@@ -108,16 +108,16 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
 
 
 def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
-  """Returns a tokenizer with truncation, because both packages truncate only in the tokenizer.
+  """Returns a tokenizer that truncates texts, because both packages leave truncation to it.
 
   Raises:
-    InputError: the vocabulary puts special tokens around texts, or cannot become a tokenizer.json.
+    InputError: the vocabulary adds special tokens to texts, or cannot become a tokenizer.json.
   """
   tokenizer = tokenizers.export(vocabulary)
   if vocabulary.special_ids:
     raise errors.InputError(
-      f"{MODULE} does not support special tokens, but this vocabulary puts some around texts; use "
-      "`vmsst export safetensors`"
+      f"{MODULE} does not support special tokens, but this vocabulary adds special tokens to "
+      "texts; use `vmsst export safetensors`"
     )
   record = json.loads(tokenizer.content)
   if max_length < _UNLIMITED:
@@ -130,7 +130,7 @@ def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
 def describe(
   network: sentence_encoder.SentenceEncoder, vocabulary: Any, max_length: int
 ) -> dict[str, Any] | None:
-  """Returns the content of Model2Vec's `config.json`, or None if Model2Vec has no such encoder."""
+  """Returns the content of Model2Vec's `config.json`, or None if the encoder is not a Model2Vec."""
   if not getattr(vocabulary, "skips_unknown", False) or network.layers.keys() - {"normalize"}:
     return None
   return {
@@ -145,7 +145,7 @@ def describe(
 def to_tensors(
   table_VD: np.ndarray, vocabulary: Any, tokenizer: tokenizers.ExportedTokenizer
 ) -> dict[str, np.ndarray]:
-  """Returns the token table. Its padding row is dropped if the tokenizer has no padding token."""
+  """Returns the token table, without the padding row if the tokenizer has no padding token."""
   table_VD = transformers.swap_padding(table_VD, tokenizer.padding_id)
   if not tokenizer.padding:
     table_VD = table_VD[: tokenizer.padding_id]

@@ -39,10 +39,10 @@ Orbax only stores checksums of array metadata, so it does not detect a changed b
 """
 
 BEST_FILE = "best.json"
-"""File with the name of a run's best checkpoint. `vmsst.load` opens it instead of the latest."""
+"""File that names a run's best checkpoint. `vmsst.load` opens this checkpoint, not the latest."""
 
 AVERAGE = "average"
-"""Folder of a run with the average of its checkpoints. If it exists, `vmsst.load` opens it."""
+"""Subfolder of a run for the average of its checkpoints. If it exists, `vmsst.load` opens it."""
 
 # Orbax writes this file first, and adds a time stamp to it at the end.
 _ORBAX_FILE = "_CHECKPOINT_METADATA"
@@ -78,9 +78,10 @@ def is_complete(checkpoint: epath.Path) -> bool:
 
 
 def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
-  """Returns the checkpoint to open: `path` itself, or a checkpoint of the run in `path`.
+  """Returns the checkpoint to open: `path` itself, or a checkpoint in the run folder `path`.
 
-  For a run, the result is its averaged checkpoint, else its best one, else its latest one.
+  For a run, the result is the averaged checkpoint if it exists, otherwise the best checkpoint,
+  otherwise the latest.
 
   Raises:
     InputError: no checkpoint exists. The message lists the content of the folder.
@@ -114,27 +115,29 @@ def read_best(run: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
-  """Returns the metadata of each array of a checkpoint (`shape`, `dtype`), by name (`target/...`).
+  """Returns the metadata (`shape`, `dtype`) of each array in a checkpoint, by name (`target/...`).
 
   Raises:
     InputError: the checkpoint cannot be read.
   """
   state = checkpoint / "state"
-  if os.fspath(state).startswith("s3://"):  # TensorStore supports s3://, but Orbax does not use it.
-    raise errors.InputError(f"{checkpoint}: Orbax cannot read s3://; copy to a local disk or gs://")
+  if os.fspath(state).startswith("s3://"):  # TensorStore supports s3://, but Orbax does not.
+    raise errors.InputError(
+      f"{checkpoint}: Orbax cannot read s3://; copy the checkpoint to a local disk or gs://"
+    )
   try:
     with _orbax() as checkpointer:
       tree = checkpointer.metadata(state).item_metadata
     if tree is None:
       raise ValueError("its metadata is missing")
     metadata = traverse_util.flatten_dict(dict(tree), sep="/")
-  except Exception as error:  # Orbax raises many types for damaged data.
+  except Exception as error:  # Orbax raises many exception types for damaged data.
     raise errors.InputError(f"{state} is not a readable T5X checkpoint: {error}") from error
   return metadata
 
 
 def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
-  """Opens the parameters of a checkpoint, by name without `target/`. They are read on request.
+  """Opens the parameters of a checkpoint, by name without `target/`. Values are read when needed.
 
   Raises:
     InputError: the checkpoint cannot be read, or does not match its checksums.
@@ -174,7 +177,7 @@ def read_params(
 
 
 def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> None:
-  """Writes a checkpoint with only parameters at step 0, so that a training run can start from it.
+  """Writes a checkpoint at step 0 with only parameters, so that training can start from it.
 
   Args:
     checkpoint: The `checkpoint_0` folder to create.
@@ -188,11 +191,11 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
 
 @functools.cache
 def silence_orbax() -> None:
-  """Hides redundant messages of Orbax.
+  """Hides redundant messages from Orbax.
 
-  If reads or writes fail, the first failure raises an exception. Orbax logs it too, and Python
-  prints a stack trace for each further failure. Orbax also warns that a metadata file is missing,
-  but the layout of T5X does not have this file.
+  When reads or writes fail, the first failure raises an exception. Orbax logs the same failure, and
+  Python prints a stack trace for each further failure. Orbax also warns that a metadata file is
+  missing, but the T5X layout does not include this file.
   """
   former = sys.unraisablehook
 
@@ -213,7 +216,7 @@ def _read(checkpoint: epath.Path, name: str) -> np.ndarray:
 
 
 def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict[str, Any]:
-  """Reads arrays of a checkpoint.
+  """Reads arrays from a checkpoint.
 
   Args:
     checkpoint: A `checkpoint_<step>` folder.
@@ -230,7 +233,7 @@ def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict
       restored = checkpointer.restore(
         state, args=ocp.args.PyTreeRestore(item=item, restore_args=args, partial_restore=True)
       )
-  except Exception as error:  # Orbax raises many types for damaged data.
+  except Exception as error:  # Orbax raises many exception types for damaged data.
     reason = str(error).partition("\n")[0]
     raise errors.InputError(f"{state} is damaged: {reason}; copy it again") from None
   return dict(traverse_util.flatten_dict(restored, sep="/"))
@@ -242,11 +245,11 @@ def _orbax() -> ocp.Checkpointer:
 
 
 def prepare(run: str) -> None:
-  """Prepares the checkpoints of a run in a store for Orbax.
+  """Prepares the checkpoints of a run in an object store for Orbax.
 
   Marks complete checkpoints that were copied into the store, because Orbax treats a checkpoint
-  without a marker as incomplete. Removes checkpoints that were never completed. The clean-up of
-  Orbax cannot do this, because it would remove all other folders of the run too.
+  without a marker as incomplete. Removes checkpoints that were never completed. Orbax has a
+  clean-up function for this purpose, but it would also remove all other folders of the run.
   """
   for checkpoint in folders(run):
     names = storage.names(checkpoint)
@@ -279,7 +282,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
 
   Args:
     checkpoint: The folder of the checkpoint.
-    subfolder: The subfolder to check. If omitted, all subfolders with checksums.
+    subfolder: The subfolder to check. If omitted, all subfolders with checksums are checked.
 
   Returns:
     The problem, or None if the files are intact or the checkpoint has no checksums.
@@ -299,7 +302,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
       checksums.setdefault(folder, {})[name] = digest
     for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
-        continue  # The run reads and skips the batches instead.
+        continue  # Without this folder, the run skips the batches that it has already used.
       files = set(storage.files_below(checkpoint / folder))
       for name, digest in checksums.get(folder, {}).items():
         if name not in files:

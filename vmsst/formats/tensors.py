@@ -2,9 +2,10 @@
 
 `open_file` reads safetensors files and PyTorch state dicts. It never runs code from a file.
 
-A table describes a model of another library. Each `Row` has the name and shape of a tensor and the
-names of the parameters made from it. `check` compares a table with the tensors in a file, and
-`to_parameters` converts them. Exports use the same table in the other direction (`to_tensors`).
+A table describes a model from another library. Each `Row` contains the name and shape of a tensor,
+and the names of the parameters that the tensor becomes. `check` compares a table with the tensors
+in a file, and `to_parameters` converts the tensors. For exports, `to_tensors` uses the same table
+in the opposite direction.
 """
 
 import functools
@@ -24,7 +25,7 @@ import safetensors
 
 from vmsst import errors
 
-# Types that are converted to float32. Quantized weights and position ids have other types.
+# Types that are converted to float32. Quantized weights and position ids use the remaining types.
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _TYPES = _FLOATS | {
   "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
@@ -32,7 +33,7 @@ _TYPES = _FLOATS | {
 }  # fmt: skip
 # JAX maps arrays without a copy only if they are aligned to 64 bytes.
 _ALIGNMENT = 64
-# Values per block when values are checked, so that a mapped file is not read into memory at once.
+# Number of values checked at once. Blocks avoid reading a whole mapped file into memory.
 _BLOCK = 1 << 22
 
 
@@ -41,7 +42,7 @@ class StoredTensor(NamedTuple):
 
   Attributes:
     shape: The shape.
-    source: File and name, for messages.
+    source: Name and file of the tensor, for messages.
     load: Reads the tensor in its stored type.
   """
 
@@ -52,8 +53,9 @@ class StoredTensor(NamedTuple):
   def read(self) -> np.ndarray:
     """Returns the values in float32.
 
-    A float32 array of a safetensors file is a memory map: the system reads pages on first use, and
-    changes to the array do not reach the file. Do not modify the file while the array is in use.
+    A float32 array from a safetensors file is a memory map. The operating system reads pages on
+    first use, and changes to the array are not written to the file. Do not modify the file while
+    the array is in use.
 
     Raises:
       InputError: the values are not finite floating-point numbers.
@@ -68,7 +70,7 @@ class StoredTensor(NamedTuple):
     flat = array.reshape(-1)
     for start in range(0, flat.size, _BLOCK):
       block = flat[start : start + _BLOCK]
-      # Minimum and maximum are NaN if any value is.
+      # The minimum and maximum are NaN if any value is NaN.
       if not np.isfinite([block.min(), block.max()]).all():
         raise errors.InputError(f"{self.source} contains infinite or NaN values")
     return array
@@ -78,13 +80,12 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
   """Returns the tensors of a model by name.
 
   Args:
-    path: A `.safetensors` file, or a PyTorch file with a state dict. The state dict may be the
-      value of the key `state_dict`. Other pickled objects are rejected, because they could run
-      code.
+    path: A `.safetensors` file, or a PyTorch file with a state dict. The state dict may be stored
+      under the key `state_dict`. Other pickled objects are rejected, because they could run code.
 
   Raises:
-    InputError: the file is missing or damaged, contains other objects, or requires torch but torch
-      is not installed.
+    InputError: the file is missing or damaged, contains unexpected objects, or requires torch but
+      torch is not installed.
   """
   if path.suffix != ".safetensors":
     record = read_torch(path)
@@ -110,7 +111,7 @@ def _load(mapped: mmap.mmap, start: int, entry: Mapping[str, Any]) -> np.ndarray
 
   Args:
     mapped: The file.
-    start: Position of the first tensor.
+    start: Position of the first tensor in the file.
     entry: The tensor's entry in the header.
   """
   shape, (offset, _) = entry["shape"], entry["data_offsets"]
@@ -123,10 +124,10 @@ def write_file(
 ) -> None:
   """Writes float32 arrays to a new safetensors file, aligned so that JAX can map them into memory.
 
-  The writer of safetensors does not align tensors, and sets the file mode to 0600.
+  The writer in the safetensors package does not align tensors, and it sets the file mode to 0600.
   """
   header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
-  # The format has no gaps. Tensors with sizes that would misalign the next tensor come last.
+  # The format allows no gaps, so tensors with sizes that would misalign the next tensor come last.
   names = sorted(arrays, key=lambda name: (arrays[name].nbytes % _ALIGNMENT != 0, name))
   end = 0
   for name in names:
@@ -148,7 +149,8 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
     *allowed: Classes that the file may contain besides tensors, containers, numbers and strings.
 
   Raises:
-    InputError: the file is missing, damaged or contains other objects, or torch is not installed.
+    InputError: the file is missing or damaged, contains objects of other classes, or torch is not
+      installed.
   """
   with errors.requires("sentence-transformers", f"{path}, a PyTorch file,"):
     import torch
@@ -156,7 +158,7 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
     with torch.serialization.safe_globals([*allowed]):
       return torch.load(path, map_location="cpu", weights_only=True)
   except Exception:
-    # The message of torch recommends loading the file without protection, so replace it.
+    # Replace torch's message, because it recommends loading the file without protection.
     raise errors.InputError(
       f"{path} is not a PyTorch file, is damaged, or contains objects that could run code; copy it "
       "again, or save only its state dict"
@@ -178,7 +180,7 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
   if not isinstance(state, Mapping) or not all(
     isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in state.items()
   ):
-    raise errors.InputError(f"{path} contains no state_dict of names and tensors")
+    raise errors.InputError(f"{path} contains no state dict that maps names to tensors")
   return {
     # NumPy has no bfloat16; float32 represents it exactly.
     name: StoredTensor(
@@ -197,10 +199,11 @@ TOKEN_TABLE = "token_embedder/embedding"
 
 
 class Row(NamedTuple):
-  """Maps a tensor of another library to parameters.
+  """Maps a tensor from another library to parameters.
 
   Attributes:
-    source: Name of the tensor. If empty, the model has no such tensor, and the parameter is 1.
+    source: Name of the tensor. If empty, the model has no such tensor, and the parameter is set to
+      ones.
     shape: Shape of the tensor.
     targets: Names of the parameters. The tensor is split equally along its first axis.
     transposed: Whether to transpose the tensor.
@@ -215,7 +218,7 @@ class Row(NamedTuple):
 
 
 def dense(source: str, shape: tuple[int, int], *targets: str, bias: bool = True) -> list[Row]:
-  """Returns the rows of a PyTorch dense layer. `shape` is (outputs, inputs), as in PyTorch."""
+  """Returns the rows for a PyTorch dense layer. `shape` is (outputs, inputs), as in PyTorch."""
   rows = [Row(f"{source}.weight", shape, tuple(f"{x}/kernel" for x in targets), transposed=True)]
   if bias:
     rows.append(Row(f"{source}.bias", shape[:1], tuple(f"{x}/bias" for x in targets)))
@@ -225,13 +228,13 @@ def dense(source: str, shape: tuple[int, int], *targets: str, bias: bool = True)
 def norm(
   source: str, width: int, target: str, *, bias: bool = True, plus: float = 0.0
 ) -> list[Row]:
-  """Returns the rows of a PyTorch normalization layer; `plus` is added to its weight."""
+  """Returns the rows for a PyTorch normalization layer; `plus` is added to its weight."""
   rows = [Row(f"{source}.weight", (width,), (f"{target}/scale",), plus=plus)]
   return [*rows, Row(f"{source}.bias", (width,), (f"{target}/bias",))] if bias else rows
 
 
 def check(rows: Iterable[Row], saved: Mapping[str, StoredTensor], source: str) -> None:
-  """Compares the tensors in a file with the table of a model.
+  """Checks that the tensors in a file match the table of a model.
 
   Args:
     rows: The table.
@@ -260,7 +263,7 @@ def to_parameters(rows: Iterable[Row], saved: Mapping[str, StoredTensor]) -> dic
   """Converts tensors to float32 parameters, by name.
 
   Raises:
-    InputError: a tensor cannot be read, or has values that are not finite.
+    InputError: a tensor cannot be read, or contains values that are not finite.
   """
   params: dict[str, np.ndarray] = {}
   for row in rows:
@@ -272,7 +275,7 @@ def to_parameters(rows: Iterable[Row], saved: Mapping[str, StoredTensor]) -> dic
 
 
 def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Converts parameters to tensors of the other library, by name. Inverse of `to_parameters`."""
+  """Converts parameters to tensors for the other library, by name. Inverse of `to_parameters`."""
   tensors = {}
   for row in rows:
     if row.source:
@@ -285,7 +288,7 @@ def to_tensors(rows: Iterable[Row], params: Mapping[str, np.ndarray]) -> dict[st
 
 # --------------------------------------------------------------------------------------------
 # A network stores its layers in one of two layouts. With `scan_layers`, each parameter
-# `encoder/layers/...` has a leading axis of layers. Otherwise, each layer has its own parameters:
+# `encoder/layers/...` has a leading layer axis. Otherwise, each layer has its own parameters:
 # `encoder/layers_0/...`, `encoder/layers_1/...`. Both networks compute the same function, so a
 # network can read a checkpoint of either layout.
 
@@ -294,11 +297,11 @@ _LAYER = re.compile(r"(.*)/layers_(0|[1-9][0-9]{0,3})/(.*)")
 
 
 class Source(NamedTuple):
-  """How to build a parameter from the arrays of a checkpoint.
+  """How to build a parameter from the arrays in a checkpoint.
 
   Attributes:
     names: Names of the arrays: a single array, or one array per layer.
-    stacked: Whether to stack the arrays.
+    stacked: Whether to stack the arrays along a new layer axis.
     layer: Index of the parameter's layer, if the array contains all layers.
   """
 
@@ -314,7 +317,7 @@ class Source(NamedTuple):
     return shape if self.layer is None else shape[1:]
 
   def make(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
-    """Builds the parameter from the arrays of the checkpoint, by name."""
+    """Builds the parameter from the checkpoint's arrays by name."""
     pieces = [arrays[name] for name in self.names]
     if self.stacked:
       return jnp.stack(pieces)
@@ -322,10 +325,10 @@ class Source(NamedTuple):
 
 
 def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source | None:
-  """Looks a parameter up in a checkpoint of either layout; returns None if it is missing.
+  """Looks up a parameter in a checkpoint of either layout; returns None if it is missing.
 
-  A network with fewer layers than the checkpoint takes the first layers, unless both have scanned
-  layers.
+  If a network has fewer layers than the checkpoint, it reads the first layers. This does not work
+  if the network and the checkpoint both have scanned layers.
 
   Args:
     name: Name of the parameter.
@@ -348,7 +351,7 @@ def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source
 
 
 def separate(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Converts parameters to one array per layer. Scanned layers become views, not copies."""
+  """Splits the parameters of scanned layers into one array per layer. The arrays are views."""
   separated: dict[str, np.ndarray] = {}
   for name, array in arrays.items():
     head, separator, parameter = name.partition(_STACK)

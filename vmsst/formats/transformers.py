@@ -1,11 +1,11 @@
-"""Reads and writes encoders of transformers: `config.json` and weights.
+"""Reads and writes encoders in transformers' format: `config.json` and weights.
 
 An `Architecture` converts a `config.json` to a `TransformerConfig` and back, and maps weights to
 parameters. Tests compare each architecture with the model in transformers.
 
 Exports write a T5 encoder as a `T5EncoderModel`. EMS, XLM-R and other BERT-like encoders become a
 `BertModel`. All other encoders keep their architecture. XLM-R counts positions from 2 and BERT from
-0, so the export drops the unused first rows of the position table. The vectors stay the same.
+0, so the export drops the unused first rows of the position table. Sentence vectors do not change.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _POSITION_TABLE = "encoder/position_embedding"
 _TYPE_TABLE = "encoder/token_type_embedding"
 # Prefixes of weight names in models with a pre-training head.
 _PREFIXES = ("", "bert.", "roberta.", "distilbert.", "mpnet.", "model.")
-# Why tensors are not imported, by the start of their names.
+# Reasons why some tensors are not imported, by the start of the tensor name.
 _LEFT_OUT = {
   **dict.fromkeys(
     ("pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder."), "not part of the encoder"
@@ -35,7 +35,7 @@ _LEFT_OUT = {
   "embeddings.position_ids": "not a parameter: 0, 1, 2 and so on",
   "encoder.embed_tokens.": "copy of the token table",
 }
-# Required values of keys in `config.json`. A missing key is fine.
+# Required values of keys in `config.json`. Keys may be missing.
 _REQUIRED = {
   **dict.fromkeys(("rope_scaling", "final_logit_softcapping", "attn_logit_softcapping")),
   **dict.fromkeys(("is_decoder", "use_sliding_window"), False),
@@ -43,10 +43,10 @@ _REQUIRED = {
   "position_embedding_type": "absolute",
   "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
 }
-# Checkpoints converted from TensorFlow have other names for norms.
+# Checkpoints converted from TensorFlow use different names for the weights of norms.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 T5_MAX_POSITIONS = 1 << 20
-"""Maximum number of tokens of a sentence. T5 itself has no limit."""
+"""Maximum number of tokens per sentence. T5 itself has no limit."""
 
 _Options = TypeVar("_Options")
 
@@ -55,7 +55,7 @@ _Options = TypeVar("_Options")
 
 
 def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None) -> dict[str, Any]:
-  """Returns the object in a JSON file of a model.
+  """Returns the JSON object in a file of a model.
 
   Args:
     path: The file.
@@ -84,7 +84,7 @@ def check_config(
     path: The file, for messages.
     record: Content of the file.
     options: Type of the options.
-    fixed: Required values of keys. A missing key is fine.
+    fixed: Required values of keys. Keys may be missing.
 
   Raises:
     InputError: a value is invalid or not supported.
@@ -107,8 +107,9 @@ class _Index(msgspec.Struct):
 def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """Opens the weights of a model folder, and returns the tensors by name.
 
-  The weights are in `model.safetensors` or else in `pytorch_model.bin` (requires torch). Instead of
-  either file, the folder may have an index of shards, such as `model.safetensors.index.json`.
+  The weights are read from `model.safetensors`, or from `pytorch_model.bin` (requires torch) if the
+  former does not exist. If a model is sharded, the folder contains an index of its shards instead,
+  such as `model.safetensors.index.json`.
 
   Raises:
     InputError: a file is missing or damaged.
@@ -149,7 +150,7 @@ Epsilon = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Id = Annotated[int, msgspec.Meta(ge=0)]
 _LayerType = Literal["full_attention", "sliding_attention"]
 _FULL, _LOCAL = "full_attention", "sliding_attention"
-# Key in `config.json` of each attribute of a TransformerConfig, for most architectures.
+# Keys in `config.json`, by attribute of a TransformerConfig, for most architectures.
 _NAMES = {
   "emb_dim": "hidden_size",
   "num_heads": "num_attention_heads",
@@ -168,7 +169,7 @@ _RMS = {"layer_norm_eps": "rms_norm_eps"}
 
 
 class _Sizes(msgspec.Struct, kw_only=True, rename=_NAMES):
-  """Sizes that most architectures have, with the names of a TransformerConfig."""
+  """Sizes that most architectures have, renamed to the attributes of a TransformerConfig."""
 
   vocab_size: Size
   emb_dim: Size
@@ -205,7 +206,7 @@ class _DistilbertOptions(msgspec.Struct, kw_only=True, rename=_NAMES | {
 
 
 class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """Rotary positions of one layer type. transformers accepts both `rope_type` and `type`."""
+  """Rotary position settings for a layer type. transformers accepts both `rope_type` and `type`."""
 
   rope_theta: Number | None = None
   rope_type: Literal["default"] = "default"
@@ -213,7 +214,7 @@ class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Ropes(msgspec.Struct, frozen=True):
-  """Rotary positions of both layer types. transformers ignores other keys."""
+  """Rotary position settings for both layer types. transformers ignores all other keys."""
 
   full_attention: _Rope = _Rope()
   sliding_attention: _Rope = _Rope()
@@ -262,7 +263,7 @@ T5_NAMES = {
   "relpos_buckets": "relative_attention_num_buckets",
   "layer_norm_eps": "layer_norm_epsilon",
 }
-"""Key in the `config.json` of T5, by attribute of a TransformerConfig."""
+"""Keys in T5's `config.json`, by attribute of a TransformerConfig."""
 
 
 class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
@@ -280,7 +281,7 @@ class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
 Names = Mapping[str, str | tuple[str, ...]]
 """Names of parameters, by module name in another library.
 
-If a module has several parameters, its weight is split equally among them.
+If a module maps to several parameters, its weight is split equally among them.
 """
 
 
@@ -302,7 +303,7 @@ class Table(msgspec.Struct, frozen=True):
   plus: float = 0.0
 
   def rows(self, config: transformer.TransformerConfig) -> list[Row]:
-    """Returns a row for each tensor of a model of this size."""
+    """Returns a row for each tensor of a model with this config."""
     joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
     width, wide = config.emb_dim, config.mlp_dim
     # Shapes, by the last component of a parameter's name. All other parameters belong to norms.
@@ -344,17 +345,17 @@ class Table(msgspec.Struct, frozen=True):
 
 
 class Architecture(msgspec.Struct, frozen=True, kw_only=True):
-  """An encoder architecture of transformers.
+  """An encoder architecture in transformers.
 
   Attributes:
     name: Class in transformers.
     model_type: `model_type` of exports.
-    options: Type of the options in `config.json`. Options with an equivalent in TransformerConfig
-      have its name.
+    options: Type of the options in `config.json`. If TransformerConfig has an equivalent attribute,
+      the option has the same name.
     required: Required values of keys in `config.json`, besides `_REQUIRED`.
     fixed: Attributes of TransformerConfig that are the same for all encoders of this architecture.
-    attributes: Computes other attributes of TransformerConfig from the options.
-    described: Computes other keys of `config.json` from a TransformerConfig.
+    attributes: Computes the remaining attributes of TransformerConfig from the options.
+    described: Computes the remaining keys of `config.json` from a TransformerConfig.
     table: Maps weights to parameters.
   """
 
@@ -402,19 +403,19 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   def name_tensors(
     self, source_path: pathlib.Path, weights: Mapping[str, tensors.StoredTensor]
   ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
-    """Selects the tensors of the encoder, and renames them as in the bare encoder.
+    """Selects the encoder's tensors, and gives them the names they have in a model with no head.
 
     Args:
       source_path: The source, for messages.
       weights: All tensors by name.
 
     Returns:
-      The tensors of the encoder by name, and why each other tensor is skipped.
+      The encoder's tensors by name, and the reason why each remaining tensor is skipped.
     """
     words = f"{next(iter(self.table.names))}.weight"
     prefix = next((prefix for prefix in _PREFIXES if prefix + words in weights), None)
     if prefix is None:
-      raise errors.InputError(f"{source_path} lacks {words}: it is not a {self.name}")
+      raise errors.InputError(f"{source_path} lacks {words}, so it is not a {self.name}")
     encoder_weights: dict[str, tensors.StoredTensor] = {}
     left_out = {}
     for source, tensor in weights.items():
@@ -429,7 +430,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # --------------------------------------------------------------------------------------------
-# BERT and similar encoders. They differ in names and positions.
+# BERT and similar encoders, which differ in their tensor names and positions.
 
 BERT_LAYER = {
   "attention.self.query": "attention/query",
@@ -511,9 +512,10 @@ _MPNET = Architecture(
 
 
 def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, Any]:
-  """Returns the rotary base and the local layers.
+  """Returns the rotary bases and the indices of the local layers.
 
-  Older files do not list the layer types. Every `full_every`-th layer then has full attention.
+  Older files do not list the layer types. In this case, every `full_every`-th layer has full
+  attention.
 
   Args:
     options: The options.
@@ -524,7 +526,7 @@ def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, A
   if kinds is None:
     kinds = [_LOCAL if (i - offset) % full_every else _FULL for i in range(options.num_layers)]
   if len(kinds) != options.num_layers:
-    raise ValueError(f"'layer_types' has {len(kinds)} of {options.num_layers} layers")
+    raise ValueError(f"'layer_types' lists {len(kinds)} layers, not {options.num_layers}")
   ropes = options.rope_parameters
   return {
     "rope_theta": ropes.full_attention.rope_theta or options.theta,
@@ -626,7 +628,7 @@ _GEMMA3 = Architecture(
   name="Gemma3TextModel",
   model_type="gemma3_text",
   options=_Gemma3Options,
-  required={"is_causal": True},  # False differs from use_bidirectional_attention
+  required={"is_causal": True},  # False is not the same as use_bidirectional_attention
   attributes=lambda x: {
     **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
     "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
@@ -659,7 +661,7 @@ _GEMMA3 = Architecture(
 _T5_MLPS = {("relu", False): "relu", ("gelu_tanh", True): "gated-gelu",
             ("swish", True): "gated-silu"}  # fmt: skip
 T5_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}
-"""Names of the attention projections, by their names in T5."""
+"""Names of the attention projections in this library, by their names in T5."""
 
 T5 = Architecture(
   name="T5EncoderModel",
@@ -714,7 +716,7 @@ ARCHITECTURES: dict[str, Architecture] = {
   "t5": T5,
   "mt5": T5,
 }
-"""By the `model_type` of transformers."""
+"""Supported architectures, by `model_type` in transformers."""
 
 # Attributes of a TransformerConfig that a `config.json` does not determine.
 _NUMERICS = ("vocab_size", "initializer_std", "dropout_rate", "dtype", "remat", "scan_layers")
@@ -807,7 +809,7 @@ def to_tensors(
   Args:
     config: A T5Config or a TransformerConfig.
     params: Parameters of the encoder by name. Layers may be scanned.
-    padding_id: The tokenizer's padding id. Its row of the token table swaps with row 0.
+    padding_id: The tokenizer's padding id. Its row of the token table is swapped with row 0.
   """
   exported = exported_config(config)
   architecture, _ = architecture_of(exported)
@@ -819,18 +821,18 @@ def to_tensors(
   if exported.num_token_types:
     arrays.setdefault(_TYPE_TABLE, np.zeros((1, width), np.float32))
   if architecture in (BERT, _MPNET):
-    # Without these unused weights, transformers would initialize them at random and warn.
+    # Write unused weights too. Otherwise, transformers would initialize them at random and warn.
     shapes = {"weight": (width, width), "bias": (width,)}
     unused = {f"pooler.dense.{name}": np.zeros(x, np.float32) for name, x in shapes.items()}
   return {**tensors.to_tensors(architecture.table.rows(exported), arrays), **unused}
 
 
 def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
-  """Reads an export of `to_tensors`, and returns its parameters bit for bit.
+  """Reads the exact parameters of an export. Inverse of `to_tensors`.
 
   Args:
     folder: The folder of the export.
-    config: The config of the network in its `encoder.json`.
+    config: The network config in the export's `encoder.json`.
 
   Raises:
     InputError: a file is missing or damaged.
@@ -841,14 +843,14 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
   params = tensors.to_parameters(architecture_of(exported)[0].table.rows(exported), weights)
   params[tensors.TOKEN_TABLE] = swap_padding(params[tensors.TOKEN_TABLE], padding_id)
   if _POSITION_TABLE in params:
-    # The export dropped the rows before the first position. No token reads them, so zeros do.
+    # The export dropped the rows before the first position. No token reads them, so use zeros.
     missing = config.max_positions - exported.max_positions
     params[_POSITION_TABLE] = np.pad(params[_POSITION_TABLE], ((missing, 0), (0, 0)))
   return params
 
 
 def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
-  """Returns the table of each layer after the pooling. A layer without weights has an empty one."""
+  """Returns the table of each layer after the pooling. It is empty if the layer has no weights."""
   rows = []
   for (name, layer), width in zip(network.layers.items(), network.widths, strict=False):
     if isinstance(layer, sentence_encoder.Dense):

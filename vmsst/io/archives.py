@@ -1,7 +1,8 @@
 """Reads and unpacks untrusted archives with bounded memory.
 
-Damaged zip archives and gzipped files are read up to the damage, and damaged lines are skipped.
-Reading writes nothing to disk. `unpack` writes either all requested members below a folder or none.
+Damaged zip archives and gzipped files are read up to the damage, and each damaged line becomes a
+`BadLine`. Reading does not write to disk. `unpack` writes all requested members into a folder, or
+none of them.
 """
 
 import contextlib
@@ -26,15 +27,16 @@ from vmsst.io import input_files
 LINE_BYTES = 1 << 20
 """Maximum length of a line; `lines` yields a `BadLine` for each longer line."""
 
-_PIECE_BYTES = 1 << 15  # Bytes per read: the maximum loss if compressed data is damaged.
+# Bytes per read. If compressed data is damaged, at most this many intact bytes are lost.
+_PIECE_BYTES = 1 << 15
 
 
 class DamagedError(Exception):
-  """The rest of a file cannot be read. The message is the reason, without the file name."""
+  """The rest of a file cannot be read. The message gives the reason without the file name."""
 
 
 class BadLine(str):
-  """Replaces a line that cannot be read. The text is the reason."""
+  """Placeholder for a line that cannot be read. The string gives the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,8 @@ def member_chunks(member: Member) -> Iterator[bytes]:
   """Yields the content of a member in pieces.
 
   Raises:
-    DamagedError: the rest cannot be read; the content before it was yielded.
+    DamagedError: the rest of the member cannot be read. All content before the damage has already
+      been yielded.
   """
   with (
     _damage(),
@@ -79,7 +82,7 @@ def member_chunks(member: Member) -> Iterator[bytes]:
 
 
 def file_chunks(path: str) -> Iterator[bytes]:
-  """Yields the content of a plain or gzipped (`.gz`) file; errors are as in `member_chunks`."""
+  """Yields the content of a plain or gzipped (`.gz`) file in pieces, like `member_chunks`."""
   with _damage(), storage.open_binary(path) as stream:
     if not path.endswith(".gz"):
       yield from _pieces(stream)
@@ -92,17 +95,17 @@ def file_chunks(path: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def _damage() -> Iterator[None]:
-  """Converts errors of the standard library's readers to DamagedError."""
+  """Converts exceptions from the standard library's readers to DamagedError."""
   try:
     yield
-  except errors.InputError:  # from an object store
+  except errors.InputError:  # raised for object stores
     raise
   except EOFError:
     raise DamagedError("truncated") from None
   except (zlib.error, gzip.BadGzipFile):
     raise DamagedError("the compressed data is damaged") from None
   except (zipfile.BadZipFile, struct.error, ValueError, OverflowError, RuntimeError):
-    raise DamagedError("no zip archive, or a damaged one; download it again") from None
+    raise DamagedError("not a zip archive, or damaged; download it again") from None
   except OSError as error:
     raise DamagedError(f"cannot be read: {input_files.reason(error)}") from None
 
@@ -119,7 +122,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
   contains NUL or exceeds LINE_BYTES becomes a `BadLine`.
 
   Raises:
-    DamagedError: raised by `chunks`; the incomplete last line is not yielded.
+    DamagedError: raised by `chunks`. In this case, the incomplete last line is not yielded.
   """
   remainder, first = b"", True
   for chunk in chunks:
@@ -129,7 +132,7 @@ def lines(chunks: Iterable[bytes]) -> Iterator[str]:
     if end:
       yield from _decode_lines(remainder + chunk[:end])
       remainder = b""
-    if len(remainder) <= LINE_BYTES:  # Do not buffer a line that is too long already.
+    if len(remainder) <= LINE_BYTES:  # Stop buffering a line that is already too long.
       remainder += chunk[end:]
   if remainder:
     yield from _decode_lines(remainder + b"\n")
@@ -145,7 +148,7 @@ def _decode_lines(block: bytes) -> Iterator[str]:
     if len(line) > LINE_BYTES:
       yield BadLine("the line is too long")
     elif b"\0" in line:
-      yield BadLine("the line holds NUL")
+      yield BadLine("the line contains NUL")
     else:
       try:
         text: str = line.removesuffix(b"\r").decode("utf-8")
@@ -157,24 +160,24 @@ def _decode_lines(block: bytes) -> Iterator[str]:
 def unpack(
   archive: pathlib.Path, folder: pathlib.Path, choose: Callable[[str], str | None], max_bytes: int
 ) -> list[pathlib.Path]:
-  """Unpacks members of an archive into a folder: all of them or none.
+  """Unpacks the chosen members of an archive into a folder. Writes all of them or none.
 
-  Members are written to a temporary subfolder first, and renamed into place at the end. Links and
-  other special members of a tar are skipped.
+  Members are first written to a temporary subfolder and renamed into place at the end. Links and
+  other special members of a tar archive are skipped.
 
   Args:
-    archive: A .zip, or a tar with any compression.
+    archive: A .zip archive, or a tar archive with any compression.
     folder: The target folder.
     choose: Maps a member's name to its path below the folder, or to None to skip the member.
     max_bytes: Maximum total size of the unpacked members, in bytes.
 
   Returns:
-    The files, in the order of the archive.
+    The paths of the unpacked files, in archive order.
 
   Raises:
-    InputError: the archive is damaged, has none of the members, exceeds `max_bytes`, or contains a
-      path twice or a path outside of the folder; a file exists with different content; or the disk
-      is full.
+    InputError: the archive is damaged, contains none of the chosen members, exceeds `max_bytes`,
+      contains the same path twice, or contains a path that leads out of the folder. Also if a file
+      already exists with different content, or if the disk is full.
   """
   input_files.check(archive)
   folder.mkdir(parents=True, exist_ok=True)
@@ -203,19 +206,22 @@ def unpack(
         os.replace(pathlib.Path(stage, name), folder / name)
   except errors.InputError:
     raise
-  except Exception as error:  # A damaged archive can raise almost anything in the library.
+  except Exception as error:  # zipfile and tarfile raise many exception types for damaged archives
     raise errors.InputError(
-      f"{archive}: cannot be unpacked into {folder} ({input_files.reason(error)}); fix this, or "
-      "remove a damaged archive to download it again"
+      f"{archive}: cannot be unpacked into {folder} ({input_files.reason(error)}); fix this "
+      "problem, or remove the archive if it is damaged, to download it again"
     ) from None
   finally:
-    with contextlib.suppress(OSError):  # if the folder is not empty
+    with contextlib.suppress(OSError):  # raised if the folder is not empty
       folder.rmdir()
   return [folder / name for name in names]
 
 
 def _sized_members(archive: pathlib.Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-  """Yields name, size and opener of each file. zipfile and tarfile never read beyond the size."""
+  """Yields the name and size of each file, and a function that opens it.
+
+  zipfile and tarfile never read more bytes than this size.
+  """
   if archive.suffix == ".zip":
     with zipfile.ZipFile(archive) as zipped:
       for info in zipped.infolist():
@@ -229,7 +235,7 @@ def _sized_members(archive: pathlib.Path) -> Iterator[tuple[str, int, Callable[[
 
 
 def check_replaceable(path: pathlib.Path, new: pathlib.Path) -> None:
-  """Raises InputError if the path exists with content that differs from the new file."""
+  """Raises InputError if a file exists at `path` and its content differs from the new file."""
   if path.exists() and not filecmp.cmp(path, new, shallow=False):
     raise errors.InputError(
       f"{path} differs from the published file; remove it to download it again"

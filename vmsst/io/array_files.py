@@ -1,7 +1,7 @@
 """Reads and writes .npy and .npz files, and keeps arrays larger than memory in temporary files.
 
-Temporary files have no name and disappear with their arrays. The operating system caches them in
-memory. Small arrays stay in memory.
+Temporary files have no name and are deleted together with their arrays. The operating system caches
+these files in memory. Small arrays are not stored in files.
 """
 
 import functools
@@ -23,7 +23,7 @@ _AGAIN = "delete the folder and embed again"
 
 
 def header(shape: tuple[int, ...], dtype: str) -> bytes:
-  """Returns the header of a .npy file. NumPy pads it, so its size is the same for any row count.
+  """Returns the header of a .npy file. The size of the header does not depend on the row count.
 
   Args:
     shape: Shape of the array, rows first.
@@ -70,11 +70,11 @@ def write(
   Args:
     path: The file.
     shape: Shape of the array.
-    windows: Arrays [B, D] with consecutive rows, where D is the last axis of the array.
+    windows: Arrays [B, D] of consecutive rows. D is the size of the last axis in `shape`.
     dtype: float32 or float16.
 
   Raises:
-    InputError: a window has another width, or a value is not finite.
+    InputError: a window has an unexpected width, or a value is not finite.
   """
   row = 0
   with open(path, "wb") as file:
@@ -85,7 +85,7 @@ def write(
 
 
 def map_file(path: str | os.PathLike[str]) -> np.memmap:
-  """Opens a .npy file as a read-only memory map; raises InputError for other files."""
+  """Opens a .npy file as a read-only memory map; raises InputError if it is not a .npy file."""
   input_files.check(path)
   try:
     return np.lib.format.open_memmap(path, mode="r")
@@ -98,11 +98,12 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
 
   Args:
     path: The file.
-    shape: Required shape. An axis with a name instead of a number can have any size, as in
-      ("lines", 2, "D").
+    shape: Required shape. In a shape such as ("lines", 2, "D"), axes with a name can have any
+      size.
 
   Raises:
-    InputError: the file cannot be read, is not a NumPy file or contains another kind of array.
+    InputError: the file cannot be read, is not a NumPy file, or contains an array with an
+      unexpected shape or dtype.
   """
   array = map_file(path)
   fits = array.ndim == len(shape) and all(
@@ -118,14 +119,14 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
 
 
 def read_shard(path: str, sha256: str) -> np.ndarray:
-  """Returns the vectors of a file: a read-only memory map, or an array if it is in a store.
+  """Returns the vectors in a file: a memory map if the file is local, an array if it is in a store.
 
   Args:
     path: The file.
-    sha256: Checksum to verify if the file is in an object store.
+    sha256: Required checksum. It is verified only if the file is in an object store.
 
   Raises:
-    InputError: the file has another checksum or cannot be read.
+    InputError: the file cannot be read, or its checksum does not match.
   """
   if storage.is_url(path):
     return np.load(io.BytesIO(_download(path, sha256)), allow_pickle=False)
@@ -133,7 +134,7 @@ def read_shard(path: str, sha256: str) -> np.ndarray:
 
 
 def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:
-  """Reads only these rows of a file in an object store."""
+  """Reads the rows `row_P` of a .npy file in an object store, without downloading all rows."""
   little_endian = np.dtype(dtype).newbyteorder("<")
   size = shape[1] * little_endian.itemsize
   starts = len(header(shape, dtype)) + row_P * size
@@ -145,13 +146,13 @@ def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -
 def _download(url: str, sha256: str) -> bytes:
   content = input_files.read_bytes(url)
   if hashlib.sha256(content).hexdigest() != sha256:
-    raise errors.InputError(f"{url}: damaged: it has changed since it was written: {_AGAIN}")
+    raise errors.InputError(f"{url} is damaged: it has changed since it was written; {_AGAIN}")
   return content
 
 
 def read(path: str | os.PathLike[str]) -> Any:
   """Returns the array of a .npy file, or the arrays of a .npz file by name."""
-  with storage.open_binary(path) as stream:  # np.load cannot open files in a store itself
+  with storage.open_binary(path) as stream:  # np.load cannot open files in object stores
     return np.load(io.BytesIO(stream.read()), allow_pickle=False)
 
 
@@ -163,7 +164,7 @@ _WRITTEN = bytes(1 << 20)
 
 
 def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np.ndarray:
-  """Returns a new array with the same value everywhere; see `numpy.full`."""
+  """Returns a new array filled with one value, like `numpy.full`."""
   empty = np.empty(0, dtype)
   size = int(np.prod(shape)) * empty.itemsize
   if size <= _IN_MEMORY:
@@ -179,7 +180,7 @@ def full(shape: int | tuple[int, ...], value: float, dtype: npt.DTypeLike) -> np
 
 
 def concatenate(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarray:
-  """Concatenates 1-D arrays. Only one of them is in memory at a time."""
+  """Concatenates 1-D arrays. Only one of the input arrays is in memory at a time."""
   with tempfile.TemporaryFile() as file:
     for block in blocks:
       file.write(np.ascontiguousarray(block, dtype).tobytes())
@@ -197,12 +198,12 @@ def _map(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
 
 
 def descending_keys(score_N: np.ndarray) -> np.ndarray:
-  """Maps float64 scores to uint64 keys in the opposite order; `scores` is the inverse."""
+  """Maps float64 scores to uint64 keys in the opposite sort order. Inverse of `scores`."""
   bits_N = (np.asarray(score_N, np.float64) + 0.0).view(np.uint64)  # Adding 0 turns -0 into 0.
   return np.where(bits_N >> np.uint64(63), bits_N, ~(bits_N | np.uint64(1 << 63)))
 
 
 def scores(number_N: np.ndarray) -> np.ndarray:
-  """Inverts `descending_keys`."""
+  """Maps uint64 keys back to float64 scores. Inverse of `descending_keys`."""
   sign = np.uint64(1 << 63)
   return np.where(number_N >> np.uint64(63), number_N, ~(number_N | sign)).view(np.float64)

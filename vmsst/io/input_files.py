@@ -33,7 +33,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = -1) -> bytes:
     max_bytes: Maximum number of bytes to read (default: all).
 
   Raises:
-    InputError: the file is missing, not a regular file, or cannot be read.
+    InputError: the file is missing, is not a regular file, or cannot be read.
   """
   check(path)
   try:
@@ -58,26 +58,26 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 
 def check_sha256(path: str | os.PathLike[str], digest: str, fix: str) -> None:
-  """Raises InputError, with the fix in the message, unless a file has this SHA-256."""
+  """Raises InputError if the SHA-256 of a file is not `digest`. The message ends with `fix`."""
   if sha256(path) != digest:
-    raise errors.InputError(f"{path}: damaged: it has changed since it was written: {fix}")
+    raise errors.InputError(f"{path} is damaged: it has changed since it was written; {fix}")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-  """Parses a JSON file; raises InputError if it cannot be read or is not JSON."""
+  """Parses a JSON file; raises InputError if the file cannot be read or is not JSON."""
   return parse_json(read_bytes(path), str(path))
 
 
 def parse_json(content: str | bytes, source: str) -> Any:
-  """Parses JSON; raises InputError if it is invalid. The message starts with `source`."""
+  """Parses JSON; raises InputError if the JSON is invalid. The message starts with `source`."""
   try:
     return json.loads(content)
-  except (ValueError, RecursionError) as error:  # includes huge numbers and deep nesting
+  except (ValueError, RecursionError) as error:  # also raised for huge numbers and deep nesting
     raise errors.InputError(f"{source}: not JSON: {error}") from None
 
 
 def is_text(value: Any) -> bool:
-  """Returns whether a value is a string that UTF-8 can encode, without lone surrogates."""
+  """Returns whether a value is a string that UTF-8 can encode, so has no lone surrogates."""
   if not isinstance(value, str):
     return False
   try:
@@ -88,7 +88,7 @@ def is_text(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-  """Formats a value from a file for a message: its Python literal, shortened if long."""
+  """Formats a value from a file for a message, as a Python literal. Long values are shortened."""
   return _SHORT.repr(value)
 
 

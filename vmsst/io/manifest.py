@@ -1,8 +1,9 @@
-"""Reads and compares the record of a job, `job.json`: its inputs, options and finished parts.
+"""Reads and compares job records (`job.json`): the inputs, options and finished parts of jobs.
 
 Inputs and options are JSON values. An input, such as an encoder or a text, is an object with a
-`digest` of its content and a readable `name`. The digest identifies the input: a file may move, but
-if its content changes, it is a different input. Without a digest, the name identifies the input.
+`digest` of its content and a readable `name`. The digest identifies the input, so a file may be
+moved, but a file with changed content is a different input. If an input has no digest, its name
+identifies the input.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ class Part(msgspec.Struct, frozen=True):
     bytes: Size of the part's file.
     sha256: SHA-256 of the part's file.
     key: Identifies the inputs of the part; see `vmsst.jobs.job.Task`.
-    facts: Facts returned by the function that wrote the part, as JSON.
+    facts: JSON object returned by the function that wrote the part.
   """
 
   bytes: int
@@ -42,7 +43,7 @@ class Record(msgspec.Struct, frozen=True):
     inputs: Inputs by name.
     options: Options by name.
     parts: Finished parts, by file name.
-    facts: Facts about the whole output.
+    facts: JSON object that describes the whole output.
     finished: Whether the output is complete.
   """
 
@@ -59,11 +60,11 @@ class Record(msgspec.Struct, frozen=True):
 
 
 def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start over") -> Record:
-  """Returns the record of a finished folder.
+  """Returns the record of a finished job.
 
   Args:
-    folder: The folder, local or in an object store.
-    fix: Advice for a missing or damaged record, for the message.
+    folder: The job's folder, local or in an object store.
+    fix: How to fix a missing or damaged record, for the error message.
 
   Raises:
     InputError: the record is missing or damaged, or the job is not finished.
@@ -76,11 +77,11 @@ def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start
 
 
 def parse(path: str, fix: str) -> Record:
-  """Parses the record in a file; raises InputError, with the fix, if it is damaged."""
+  """Parses a record file. If it is damaged, raises InputError; the message ends with `fix`."""
   try:
     return msgspec.json.decode(input_files.read_bytes(path), type=Record)
   except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-    raise errors.InputError(f"{path}: damaged: {error}; {fix}") from None
+    raise errors.InputError(f"{path} is damaged: {error}; {fix}") from None
 
 
 def digest(*values: object) -> str:
@@ -90,7 +91,7 @@ def digest(*values: object) -> str:
 
 
 def identity(value: Any) -> Any:
-  """Returns JSON that is equal for equal content: inputs with a digest lose their names."""
+  """Drops the names of inputs with a digest, so that inputs with equal content are equal."""
   if isinstance(value, Mapping):
     ignored = {"name"} if value.get("digest") else set()
     return {name: identity(item) for name, item in value.items() if name not in ignored}
@@ -98,7 +99,7 @@ def identity(value: Any) -> Any:
 
 
 def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-  """Describes how the current settings differ from the recorded ones; "" if they are equal."""
+  """Describes how the current settings differ from the recorded settings; "" if all are equal."""
   return "; ".join(
     f"{name} is {_shown(recorded.get(name))}, not {_shown(current.get(name))}"
     for name in dict.fromkeys((*recorded, *current))

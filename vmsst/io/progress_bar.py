@@ -1,8 +1,8 @@
-"""Progress bars, and a watchdog that ends a command without progress.
+"""Progress bars, and a watchdog that ends a command that makes no progress.
 
 Without a watchdog, a job that hangs on a file system would occupy its machines until somebody
-notices. `watchdog` sets the time limit. Every step or batch calls `alive` to reset it, and progress
-bars do so at each update.
+notices. `watchdog` sets a time limit. Each step or batch calls `alive` to reset the watchdog timer,
+and each progress bar update resets the timer too.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from typing import Any, Literal
 import tqdm
 
 LINE_SECONDS = 15.0
-"""Time between two lines of progress outside of a terminal."""
+"""Seconds between two progress lines outside of a terminal."""
 
 _where: Literal["terminal", "anywhere", "nowhere"] = "terminal"
 
 
 @contextlib.contextmanager
 def shown(scope: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
-  """Sets where bars are shown inside the context, unless a bar sets `disable` itself.
+  """Sets where bars are shown inside the context. By default, bars are shown only on terminals.
 
-  On a terminal, a bar is a line that changes. Elsewhere, it prints a line every 15 seconds. By
-  default, bars are shown only on terminals.
+  If a bar sets `disable`, only the scope "nowhere" affects it. On a terminal, a bar updates one
+  line. Elsewhere, a bar prints a new line every 15 seconds.
   """
   global _where
   before, _where = _where, scope
@@ -38,13 +38,13 @@ def shown(scope: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
 
 
 def note(line: str) -> None:
-  """Prints a line of progress to standard error, unless bars are shown "nowhere"."""
+  """Prints a progress message to standard error, unless the scope of `shown` is "nowhere"."""
   if _where != "nowhere":
     print(line, file=sys.stderr, flush=True)
 
 
 _outer: list["Bar"] = []
-"""The outer bar, if any. Updates of other bars advance it, too."""
+"""The outer bar, if any. Updates of all other bars advance the outer bar too."""
 
 
 class Bar(tqdm.tqdm):
@@ -56,9 +56,9 @@ class Bar(tqdm.tqdm):
     Args:
       *args: Arguments of tqdm.
       disable: Whether to hide the bar (default: see `shown`).
-      lines: Whether to print lines even if `disable` is False, except on a terminal.
-      **options: Options of tqdm; and `outer`: whether other bars, such as an encoder's, advance
-        this bar until it is closed.
+      lines: Whether to print lines outside of a terminal even if `disable` is False.
+      **options: Options of tqdm. There is one additional option, `outer`. If it is true, updates
+        of all other bars, such as an encoder's bar, advance this bar until it is closed.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     self._lines = not is_terminal and (lines or disable is None)
@@ -80,7 +80,7 @@ class Bar(tqdm.tqdm):
     return super().update(n)
 
   def close(self) -> None:
-    """Ends the bar. A bar that prints lines does not print a last one."""
+    """Closes the bar. A bar that prints lines does not print a final line."""
     if getattr(self, "_lines", False):
       self.delay = math.inf
     _outer[:] = [bar for bar in _outer if bar is not self]
@@ -88,7 +88,7 @@ class Bar(tqdm.tqdm):
 
 
 VARIABLE = "VMSST_WATCHDOG_MINUTES"
-"""Environment variable that overrides the time limit of all commands; 0 disables it."""
+"""Environment variable that overrides the time limit of all commands; 0 disables the watchdog."""
 _limit_s = 0.0
 _armed_at = 0.0
 
@@ -96,18 +96,18 @@ _armed_at = 0.0
 def alive() -> None:
   """Resets the watchdog timer."""
   global _armed_at
-  # Rearm rarely, because faulthandler starts a thread each time.
+  # Reset the timer rarely, because faulthandler starts a new thread each time.
   if _limit_s and time.monotonic() - _armed_at > _limit_s / 20:
-    faulthandler.dump_traceback_later(_limit_s, exit=True, file=2)  # 2: standard error
+    faulthandler.dump_traceback_later(_limit_s, exit=True, file=2)  # file 2 is standard error
     _armed_at = time.monotonic()
 
 
 @contextlib.contextmanager
 def watchdog(minutes: float) -> Iterator[None]:
-  """Ends the process with status 1 if `alive` is not called in time; prints all stack traces.
+  """Prints all stack traces and exits with status 1 if `alive` is not called within a time limit.
 
   Args:
-    minutes: Time limit, unless the environment variable is set; 0 disables it.
+    minutes: Time limit; 0 disables the watchdog. The environment variable overrides this value.
   """
   global _limit_s, _armed_at
   _limit_s, _armed_at = 60 * float(os.environ.get(VARIABLE) or minutes), 0.0

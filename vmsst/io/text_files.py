@@ -1,7 +1,8 @@
 """Reads plain or gzipped (`.gz`) text files; errors name the file and the line.
 
-`read_lines` yields lines. `read_texts` yields one text per line: the line, a TSV column or a JSON
-Lines value. `cut` divides files into spans of lines, so that each process can read its own span.
+`read_lines` yields lines. `read_texts` yields one text per line: the whole line, one TSV column, or
+one value of a JSON object. `cut` divides files into spans of lines, so that each process can read
+its own span.
 """
 
 import contextlib
@@ -26,29 +27,29 @@ LINE_BYTES = 1 << 26
 """Maximum length of a line; longer lines raise InputError."""
 _CHUNK_BYTES = 1 << 16
 new_digest = functools.partial(hashlib.blake2b, digest_size=16)
-"""A hash that identifies the content of a text, uncompressed."""
+"""Creates a hash object for the uncompressed content of a text file."""
 
 
 def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
   """Yields the lines of a plain or gzipped UTF-8 text file, without line ends.
 
-  Lines end at LF. A byte order mark at the start of the file and every CR are removed, as
-  TensorFlow does when it streams the same file.
+  Lines end at LF. A byte order mark at the start of the file is removed, and so is every CR,
+  because TensorFlow removes them too when it streams the file.
 
   Args:
     path: The file.
     digest: Required `new_digest` of the content (default: any).
 
   Raises:
-    InputError: the file cannot be read, is truncated, or is not UTF-8; a line has more than
-      `LINE_BYTES`; or, after the last line, the content has another digest.
+    InputError: the file cannot be read, is truncated, is not UTF-8, or contains a line longer than
+      `LINE_BYTES`. Also, after the last line, if the content does not match `digest`.
   """
   for number, raw in enumerate(read_chunks(path, lines=True, digest=digest), 1):
     yield _decode(raw, path, number)
 
 
 def check_not_empty(path: str) -> None:
-  """Raises InputError unless a text can be read and has a line. Does not read `-` and pipes."""
+  """Raises InputError if a text file cannot be read or is empty. Skips `-` and pipes."""
   is_pipe = path == "-" or pathlib.Path(path).is_fifo()
   if not is_pipe and next(read_lines(path), None) is None:
     raise errors.InputError(f"{path}: empty; give a text with at least one line")
@@ -57,11 +58,11 @@ def check_not_empty(path: str) -> None:
 def read_chunks(
   path: str, *, lines: bool = False, offset: int = 0, digest: str | None = None
 ) -> Iterator[bytes]:
-  """Yields the content of a plain or gzipped file in chunks; errors are as in `read_lines`.
+  """Yields the content of a plain or gzipped file in chunks; raises errors like `read_lines`.
 
   Args:
     path: The file.
-    lines: Whether each chunk is a line, including its end.
+    lines: Whether each chunk is one line, including the line end.
     offset: Position of the first byte to read.
     digest: As in `read_lines`.
   """
@@ -75,20 +76,20 @@ def read_chunks(
       # BufferedReader.readline is written in C and much faster than GzipFile.readline.
       unpacked = cast(io.RawIOBase, gzip.GzipFile(fileobj=stream))
       stream = stack.enter_context(io.BufferedReader(unpacked))
-    if offset:  # Pipes cannot seek.
+    if offset:  # Do not seek to 0, because pipes cannot seek.
       stream.seek(offset)
     while True:
       try:
         chunk = stream.readline(LINE_BYTES + 1) if lines else stream.read(_CHUNK_BYTES)
       except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last from a store
         raise errors.InputError(
-          f"{path}: cannot be read, after line {number}: {error}; copy it again if it is damaged"
+          f"{path}: cannot be read after line {number}: {error}; copy it again if it is damaged"
         ) from None
       if not chunk:
         break
       if len(chunk) > LINE_BYTES:
         raise errors.InputError(
-          f"{path}:{number + 1}: line longer than {LINE_BYTES >> 20} MB: not a text file"
+          f"{path}:{number + 1}: line longer than {LINE_BYTES >> 20} MB, so this is not a text file"
         )
       number += chunk.count(b"\n")
       if digest:
@@ -118,8 +119,9 @@ def _decode(raw: bytes, path: str, number: int) -> str:
 # Unicode categories of control characters, format characters and spaces.
 _BLANK = {"Cc", "Cf", "Zl", "Zp", "Zs"}
 SEPARATORS = str.maketrans("\t\n\r", "   ")
-"""Translates characters that a TSV field cannot contain to spaces."""
-# Decimal commas, separators of thousands, fractions, percentages and exponents, in any digits.
+"""Translation table that replaces the characters that a TSV field cannot contain with spaces."""
+# Matches numbers in any script, with decimal commas, thousands separators, fractions, percent
+# signs or exponents.
 _NUMBER = re.compile(
   r"(?i)[-+\u2212]?([.,\u066b]?\d[\d\s.,'\u2019/_\u066b]*(e[-+\u2212]?\d+)?%?|nan|inf(inity)?)"
 )
@@ -129,20 +131,20 @@ _FILLERS = {*"\u034f\u115f\u1160\u17b4\u17b5\u2800\u3164\uffa0", *map(chr, range
 
 
 def is_blank(text: str) -> bool:
-  """Returns whether a text has no visible character. Blank lines are never mined or found."""
+  """Returns whether a text has no visible characters. Mining and search never return such texts."""
   return all(unicodedata.category(x) in _BLANK or x in _FILLERS for x in text)
 
 
 def is_number(text: str) -> bool:
-  """Returns whether a text is a number in any notation: -.5, 1e-3, 95 %, "1.234,5", 1/2, nan."""
+  """Returns whether a text is a number in any notation: -.5, 1e-3, 95 %, "1.234,5", 1/2 or nan."""
   return _NUMBER.fullmatch(text.strip()) is not None
 
 
 def begin_with_scores(lines: Iterable[str]) -> bool:
-  """Returns whether the first column of a TSV file has scores, as in the output of `vmsst mine`.
+  """Returns whether the first column of a TSV file contains scores, as in `vmsst mine` output.
 
-  The result is true if at least 80% of the lines with a TAB begin with a number, among the first
-  1,000 lines.
+  Only the first 1,000 lines are examined. The result is True if at least 80% of the lines with a
+  TAB begin with a number.
   """
   cells = []
   with contextlib.suppress(archives.DamagedError):  # reported when the whole file is read
@@ -153,17 +155,18 @@ def begin_with_scores(lines: Iterable[str]) -> bool:
 
 
 def default_field(path: str, number: int = 0) -> str | None:
-  """Returns the default column or key of the texts in a file, or None if texts are whole lines.
+  """Returns the default column or key for the texts in a file, or None if each line is a text.
 
-  For `.jsonl`, the key is "text", or "source" and "target" for pairs. For `.tsv` and all other
-  files of pairs, texts start at column 1, or at column 2 after a column of scores.
+  In a `.jsonl` file, the key is "text", or "source" and "target" for pairs. In a `.tsv` file, and
+  in all other files with pairs, the first text is in column 1, or in column 2 if column 1 contains
+  scores.
 
   Args:
     path: The file.
-    number: 0 if each line has one text; 1 for the source or 2 for the target of a pair.
+    number: 0 if each line has one text; 1 for the source of a pair, 2 for the target.
 
   Raises:
-    InputError: a file with columns cannot be read.
+    InputError: the file cannot be read. Only files with columns are read.
   """
   name = path.removesuffix(".gz")
   if name.endswith(".jsonl"):
@@ -178,13 +181,14 @@ def read_texts(path: str, field: str | None = None, digest: str | None = None) -
 
   Args:
     path: The file.
-    field: Column number of a TSV file, counted from 1; or a key of the JSON object in each line.
-      For a `.jsonl` file, a number is a key, too (default: whole lines).
+    field: A column number in a TSV file, counted from 1, or a key of the JSON object in each line.
+      In a `.jsonl` file, a number is a key too. If omitted, each line is a text.
     digest: As in `read_lines`.
 
   Raises:
-    InputError: the file cannot be read or has another digest; its format is .csv, or .json without
-      a field; or a line lacks the column, or is not a JSON object with a string under the key.
+    InputError: the file cannot be read, does not match the digest, is a `.csv` file, or is a
+      `.json` file and `field` is omitted. Also if a line lacks the column, or is not a JSON object
+      with a string under the key.
   """
   return texts(read_lines(path, digest), path, field)
 
@@ -203,9 +207,11 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
   """
   kind = os.path.splitext(name.removesuffix(".gz"))[1].lower()
   if kind == ".csv" or (kind == ".json" and field is None):
-    raise errors.InputError(f"{name}: {kind} files are not read; write one text per line, or .tsv")
+    raise errors.InputError(
+      f"{name}: {kind} files are not supported; write one text per line, or a .tsv file"
+    )
   if field is not None and ((kind == ".tsv" and not field.isdecimal()) or field == "0"):
-    raise errors.InputError(f"{name}: {field!r} is not the number of a column, from 1")
+    raise errors.InputError(f"{name}: {field!r} is not a column number; count columns from 1")
   column = 0 if field is None or kind == ".jsonl" or not field.isdecimal() else int(field)
   for number, line in enumerate(lines, first):
     if field is None:
@@ -214,8 +220,8 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
       columns = line.split("\t")
       if len(columns) < column:
         raise errors.InputError(
-          f"{name}:{number}: no column {column} in {input_files.shown(line)}; separate columns by "
-          "a TAB (numbers in column 1 are taken for scores)"
+          f"{name}:{number}: no column {column} in {input_files.shown(line)}; separate columns "
+          "with a TAB (if column 1 contains numbers, vmsst reads them as scores)"
         )
       yield columns[column - 1]
     else:
@@ -238,12 +244,12 @@ def records(
 
   Args:
     lines: The lines.
-    kind: Type of the objects, as msgspec checks it.
+    kind: Type to which msgspec converts each object.
     name: Name of the file, for messages.
     first: Number of the first line.
 
   Raises:
-    InputError: a line is not JSON, or has another type.
+    InputError: a line is not JSON, or its object does not match the type.
   """
   import msgspec  # imported here, because the command line imports this module for `--help`
 
@@ -266,9 +272,10 @@ class Span(NamedTuple):
     name: The text file, for messages.
     first: Number of the first line, from 1.
     lines: Number of lines.
-    path: File to read the lines from. `unpack` replaces a gzipped file by an uncompressed copy.
+    path: File to read the lines from. After `unpack`, this is the uncompressed copy of a gzipped
+      file.
     offset: Position of the first byte.
-    digest: Hash of the bytes.
+    digest: Hash of the bytes in the span.
   """
 
   name: str
@@ -282,10 +289,10 @@ class Span(NamedTuple):
     return f"{self.name}, lines {self.first:,} to {self.first + self.lines - 1:,}"
 
   def read(self) -> list[str]:
-    """Returns the lines, as `read_lines` does.
+    """Returns the lines without line ends, like `read_lines`.
 
     Raises:
-      InputError: the file cannot be read, has changed, is not UTF-8, or a line is too long.
+      InputError: the file cannot be read, has changed, is not UTF-8, or contains too long a line.
     """
     lines = itertools.islice(read_chunks(self.path, lines=True, offset=self.offset), self.lines)
     raw = list(lines)
@@ -295,12 +302,12 @@ class Span(NamedTuple):
 
 
 class Cut(NamedTuple):
-  """Texts and their spans, in order.
+  """The spans of one or more text files, in order.
 
   Attributes:
     spans: The spans. Each span lies within one file.
-    identity: Identity of the texts, for JSON: their `name`, number of `lines`, and `digest`, the
-      hash of their concatenation. A text and its gzipped copy have the same digest.
+    identity: JSON object that identifies the texts: their `name`, the number of `lines`, and the
+      `digest`, a hash of the concatenated texts. A text and its gzipped copy have the same digest.
   """
 
   spans: list[Span]
@@ -308,10 +315,10 @@ class Cut(NamedTuple):
 
 
 def cut(paths: Sequence[str], lines: int) -> Cut:
-  """Divides texts into spans of `lines` lines; reads every file once.
+  """Divides text files into spans of at most `lines` lines. Reads each file once.
 
   Args:
-    paths: UTF-8 texts, plain or gzipped. Spans of gzipped files need `unpack` before `Span.read`.
+    paths: UTF-8 text files, plain or gzipped. For gzipped files, call `unpack` before `Span.read`.
     lines: Maximum lines per span.
 
   Raises:
@@ -345,11 +352,11 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
 
 
 def unpack(spans: Sequence[Span], folder: str) -> list[Span]:
-  """Unpacks gzipped files into a folder; returns the spans with the paths of the copies.
+  """Unpacks gzipped files into a folder. Returns the spans with the paths of the unpacked copies.
 
   Args:
     spans: The spans.
-    folder: Folder for the copies, local or in an object store. The caller removes it.
+    folder: Folder for the copies, local or in an object store. The caller removes the folder.
   """
   copies: dict[str, str] = {}
   for path in dict.fromkeys(span.name for span in spans if span.name.endswith(".gz")):

@@ -1,6 +1,6 @@
-"""Contrastive loss with the other pairs of the batch as negatives.
+"""Contrastive loss with the other pairs in the batch as negatives.
 
-All functions see the whole batch: under a sharded `jit`, negatives come from every device.
+All functions process the whole batch, so under a sharded `jit`, negatives come from every device.
 
 References: the VMSST paper, section 6.3; Sohn 2016 (N-pair loss).
 """
@@ -15,7 +15,7 @@ from vmsst import arrays
 
 
 def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Array, "... B"]:
-  """Returns whether each row of `x` holds the same tokens as row j of `y_BU`, ignoring padding."""
+  """Returns whether each row of `x` equals each row of `y_BU`, ignoring padding."""
   length = max(x.shape[-1], y_BU.shape[-1])
 
   def pad(tokens: Int[Array, "... T"]) -> Int[Array, "... L"]:
@@ -28,7 +28,7 @@ def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Arra
 def pairs_with_a_common_text(
   inputs_BT: Int[Array, "B T"], targets_BU: Int[Array, "B U"]
 ) -> Bool[Array, "B B"]:
-  """Returns a matrix that is True at (i, j) if pairs i and j share a text on any side."""
+  """Returns a matrix that is True at (i, j) if pairs i and j share a text on either side."""
   texts = (inputs_BT, targets_BU)
   return functools.reduce(jnp.logical_or, [identical_rows(x, y) for x in texts for y in texts])
 
@@ -43,16 +43,16 @@ def similarity(
   """Returns the score of every source (rows) with every target (columns), float32.
 
   Args:
-    source_BS: Vectors of the sources.
-    target_BS: Vectors of the targets; row i is the translation of source i.
+    source_BS: Source vectors.
+    target_BS: Target vectors; row i is the translation of source i.
     cosine: Whether to normalize the vectors first; the VMSST paper uses plain dot products.
-    scale: Factor on every score, the inverse of a temperature.
+    scale: Factor applied to every score; the inverse of the temperature.
   """
   source_BS, target_BS = source_BS.astype(jnp.float32), target_BS.astype(jnp.float32)
   if cosine:
     source_BS, target_BS = unit_rows(source_BS), unit_rows(target_BS)
-  # Dot products of unnormalized vectors are large: the default precision of accelerators (bfloat16)
-  # would round away differences that matter in the softmax.
+  # Dot products of unnormalized vectors are large, and the default precision on accelerators
+  # (bfloat16) would round away differences that matter in the softmax.
   return scale * jnp.matmul(source_BS, target_BS.T, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -64,7 +64,7 @@ def contrastive_loss(
   symmetric: bool = True,
   margin: float = 0.0,
 ) -> Float[Array, "B"]:
-  """Returns the loss of each pair, by default averaged over both directions, in nats.
+  """Returns the loss of each pair in nats, by default averaged over both directions.
 
   forward_i = -log(exp(score_ii) / (sum_j exp(score_ij) + sum_n exp(negative_in)))
   backward_i = -log(exp(score_ii) / sum_j exp(score_ji))
@@ -72,10 +72,12 @@ def contrastive_loss(
   Args:
     score_BB: Similarities with the positives on the diagonal (see `similarity`).
     same_BB: Symmetric mask of pairs that are not negatives of each other (see
-      `pairs_with_a_common_text`); its diagonal is ignored (default: all other pairs are negatives).
-    negative_BN: Similarities of each source with hard negatives; -inf for missing ones.
-    symmetric: Whether to average the loss with the backward direction, from targets to sources.
-    margin: Subtracted from score_ii first (additive margin softmax).
+      `pairs_with_a_common_text`); its diagonal is ignored (default: all pairs are negatives of each
+      other).
+    negative_BN: Similarities of each source with hard negatives; -inf for missing negatives.
+    symmetric: Whether to average the forward and backward losses. If False, only the forward loss
+      is used.
+    margin: Subtracted from score_ii before the softmax (additive margin softmax).
 
   Examples:
     >>> loss_B = contrastive_loss(jnp.array([[9.0, 0.0], [0.0, 9.0]]))
@@ -102,7 +104,8 @@ def usable_negatives(
   """Returns whether the source of pair i is compared with hard negative k of pair j.
 
   Args:
-    negatives_BKU: Tokens of the hard negatives of each pair; rows of only padding are missing.
+    negatives_BKU: Tokens of the hard negatives of each pair; rows with only padding are missing
+      negatives.
     inputs_BT: Tokens of the sources.
     targets_BT: Tokens of the targets.
     same_BB: See `pairs_with_a_common_text`. With this mask, a source is not compared with texts of
@@ -113,7 +116,7 @@ def usable_negatives(
   if same_BB is None:
     return jnp.broadcast_to(exists_BK, (size, *exists_BK.shape))
   is_text_BKB = identical_rows(negatives_BKU, inputs_BT) | identical_rows(negatives_BKU, targets_BT)
-  # How many pairs share a text with pair i and also contain negative k of pair j.
+  # Number of pairs that share a text with pair i and also contain negative k of pair j.
   counts_BBK = jnp.einsum("ip,jkp->ijk", same_BB.astype(float), is_text_BKB.astype(float))
   return exists_BK & (counts_BBK == 0)
 
@@ -121,14 +124,14 @@ def usable_negatives(
 def in_batch_accuracy(
   score_BB: Float[Array, "B B"], *, same_BB: Bool[Array, "B B"] | None = None
 ) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
-  """Returns whether each translation outscores all negatives, 0 or 1 per direction.
+  """Returns 1 if a translation outscores all negatives, otherwise 0, for each pair and direction.
 
-  The directions are source to target and target to source. Ties count as wrong, so that constant
+  The directions are source to target and target to source. Ties count as errors, so that constant
   vectors score 0.
 
   Args:
-    score_BB: As for `contrastive_loss`.
-    same_BB: As for `contrastive_loss`.
+    score_BB: See `contrastive_loss`.
+    same_BB: See `contrastive_loss`.
   """
   score_BB = without_duplicates(score_BB, same_BB)
   positive_B = positives(score_BB)
@@ -145,7 +148,7 @@ def unit_rows(x: Float[Array, "... S"]) -> Float[Array, "... S"]:
 
 
 def positives(score_BB: Float[Array, "B B *K"]) -> Float[Array, "B *K"]:
-  """Returns the diagonal as a masked sum: it needs no communication if rows are sharded."""
+  """Returns the diagonal, as a masked sum that needs no communication if rows are sharded."""
   is_diagonal = jnp.expand_dims(_diagonal(score_BB), range(2, score_BB.ndim))
   return jnp.sum(jnp.where(is_diagonal, score_BB, 0.0), axis=1)
 

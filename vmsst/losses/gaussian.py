@@ -16,7 +16,7 @@ from jaxtyping import Array, Float
 def sample(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], rng: jax.Array | None
 ) -> Float[Array, "B S"]:
-  """Returns mean + exp(log_variance / 2) * noise; without a key, the mean."""
+  """Returns mean + exp(log_variance / 2) * noise, or the mean if the key is None."""
   if rng is None:
     return mean_BS
   noise_BS = jax.random.normal(rng, mean_BS.shape, mean_BS.dtype)
@@ -40,7 +40,7 @@ def kl_from_standard(
 def kl_of_dimensions(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
 ) -> Float[Array, "B S"]:
-  """Returns the KL divergence of each dimension, the terms of `kl_from_standard`."""
+  """Returns the KL divergence of each dimension; `kl_from_standard` is their sum."""
   # expm1 keeps precision near the prior, where the difference is far smaller than its terms.
   excess_BS = jnp.expm1(log_variance_BS) - log_variance_BS
   return 0.5 * (jnp.square(mean_BS) + excess_BS)
@@ -65,22 +65,24 @@ def log_density(
 def mutual_information(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], rng: jax.Array
 ) -> Float[Array, ""]:
-  """Estimates the mutual information between latent and text, in nats, from one sample per row.
+  """Estimates the mutual information of latent and text, in nats, from one sample per row.
 
   I(x; z) = E log q(z|x) - log q(z), with the aggregate posterior of the batch,
-  q(z) = 1/B sum_j q(z|x_j). It is at most log B, and 0 if all rows have the same posterior: the
-  latent has collapsed, whatever its KL. The KL, averaged over rows, is I(x; z) + KL(q(z) || p(z)).
+  q(z) = 1/B sum_j q(z|x_j). I(x; z) is at most log B. It is 0 if all rows have the same posterior,
+  which means that the latent has collapsed, however large its KL is. The KL, averaged over rows, is
+  I(x; z) + KL(q(z) || p(z)).
 
   Args:
     mean_BS: Posterior means.
-    log_variance_BS: Logarithms of the posterior variances; values below -80 count as -80.
-    rng: Key of the samples.
+    log_variance_BS: Logarithms of the posterior variances; values below -80 are clipped to -80.
+    rng: Random key for the samples.
   """
   log_variance_BS = jnp.maximum(log_variance_BS, -80.0)  # exp(80) is finite
   z_BS = sample(mean_BS, log_variance_BS, rng)
   diagonal_B = log_density(z_BS, mean_BS, log_variance_BS)
-  # Matmuls compute the squared differences without an array [B, B, S]. Centering limits
-  # cancellation. It is largest on the diagonal, so exact values replace the diagonal below.
+  # Matmuls compute the squared differences without a [B, B, S] array. Centering limits
+  # cancellation. Cancellation is largest on the diagonal, so exact values replace the diagonal
+  # below.
   center_S = jnp.mean(mean_BS, axis=0)
   z_BS, mean_BS = z_BS - center_S, mean_BS - center_S
   precision_BS = jnp.exp(-log_variance_BS)
@@ -106,7 +108,7 @@ class Bounds(NamedTuple):
   Attributes:
     elbo_B: Mean log-likelihood of K samples, minus the KLs.
     importance_weighted_B: log 1/K sum_k p(x, z_k) / q(z_k | x). Its expectation is at least the
-      expected ELBO and rises to log p(x) with K.
+      expected ELBO and approaches log p(x) as K grows.
   """
 
   elbo_B: Float[Array, "B"]
@@ -123,10 +125,11 @@ def likelihood_bounds(
   """Returns both bounds, estimated from the same samples.
 
   Args:
-    log_likelihood: Maps one sample of each latent to log p(x | z) of each row, in nats.
+    log_likelihood: Function that maps one sample of each latent to log p(x | z) of each row, in
+      nats.
     latents: Posteriors of independent latents, with standard normal priors.
-    samples: Number of samples (K), computed one after the other.
-    rng: Key of the samples.
+    samples: Number of samples (K); they are computed one at a time.
+    rng: Random key for the samples.
   """
 
   def draw(rng: jax.Array) -> tuple[jax.Array, jax.Array]:

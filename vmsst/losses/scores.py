@@ -1,29 +1,29 @@
-"""Losses that compare scores with labels: the grades of pairs, or a teacher's scores.
+"""Losses that compare scores with gold similarities or with a teacher's scores.
 
-Axes: `C` candidates of a query, its positive first.
+Axes: `C` candidates per query, starting with the positive.
 
-References: Huang et al. 2024 (CoSENT); Reimers and Gurevych 2019 (the mean squared error of
-cosines); Hofstaetter et al. 2020 (margin MSE); Lin et al. 2020, Wang et al. 2022 (KL divergence).
+References: Huang et al. 2024 (CoSENT); Reimers and Gurevych 2019 (mean squared error of cosines);
+Hofstaetter et al. 2020 (margin MSE); Lin et al. 2020, Wang et al. 2022 (KL divergence).
 """
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-_MISSING = -1e9  # the score of a missing candidate; finite, so that gradients are finite
+_MISSING = -1e9  # score for missing candidates; finite to keep gradients finite
 
 
 def cosent(
   cosine_B: Float[Array, "B"], grade_B: Float[Array, "B"], *, scale: float = 20.0
 ) -> Float[Array, ""]:
-  """Returns a loss that ranks the pairs of a batch by their grades.
+  """Returns a loss that ranks the pairs in a batch by their gold similarities.
 
   loss = log(1 + sum over pairs i, j with grade_i > grade_j of exp(scale * (cos_j - cos_i)))
 
   Args:
     cosine_B: Cosine of each pair.
-    grade_B: Similarity of each pair, of any range; only the order counts.
-    scale: Factor on every cosine, the inverse of a temperature.
+    grade_B: Gold similarity of each pair, in any range; only the order matters.
+    scale: Factor applied to every cosine; the inverse of the temperature.
 
   Examples:
     >>> loss = cosent(jnp.array([1.0, 0.5]), jnp.array([0.0, 5.0]), scale=2.0)
@@ -42,15 +42,15 @@ def kl_divergence(
   *,
   temperature: float = 1.0,
 ) -> Float[Array, "B"]:
-  """Returns the divergence of each query's distribution over candidates from the teacher's.
+  """Returns each query's KL divergence between the teacher's and the student's distributions.
 
   loss = sum_c p_c log(p_c / q_c) with p = softmax(teacher / temperature), q = softmax(score)
 
   Args:
-    score_BC: Scores of the candidates, divided by the student's temperature.
-    teacher_BC: The teacher's scores.
-    exists_BC: False at missing candidates; they do not count.
-    temperature: Divisor of the teacher's scores.
+    score_BC: The student's scores for the candidates, divided by the student's temperature.
+    teacher_BC: The teacher's scores for the candidates.
+    exists_BC: False at missing candidates, which are ignored.
+    temperature: Divisor applied to the teacher's scores.
 
   Examples:
     >>> exists_BC = jnp.ones((1, 2), bool)
@@ -68,11 +68,11 @@ def kl_divergence(
 def margin_mse(
   score_BC: Float[Array, "B C"], teacher_BC: Float[Array, "B C"], exists_BC: Bool[Array, "B C"]
 ) -> Float[Array, "B"]:
-  """Returns the mean squared error of each query's margins between positive and negatives.
+  """Returns the mean squared error of each query's margins between the positive and the negatives.
 
   loss = mean over negatives c of ((score_0 - score_c) - (teacher_0 - teacher_c))^2
 
-  A query without negatives has the loss 0. For the arguments see `kl_divergence`.
+  A query without negatives has a loss of 0. For the arguments, see `kl_divergence`.
   """
   difference_BC = jnp.where(exists_BC, score_BC - teacher_BC, 0.0)
   error_BC = jnp.square(difference_BC[:, :1] - difference_BC)

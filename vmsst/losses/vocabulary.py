@@ -1,18 +1,18 @@
 """Likelihood of tokens under a projection of [sentence; hidden state] to the vocabulary.
 
 A decoder with the logits `[z; h] W` repeats z at every position (VMSST paper, section 5: z is
-[z_lang; z_sem], W is [3D, V]). Here W is two kernels, and the product with z is computed once
-per sentence:
+[z_lang; z_sem], W is [3D, V]). This module splits W into two kernels, so that the product with z is
+computed once per sentence:
 
   [z; h] W = h W_h + z W_s
 
-The logits of a large vocabulary take too much memory to keep for the backward pass. The loss is a
-weighted sum with weights known in advance, so the forward pass computes the gradients, too, chunk
-by chunk. The backward pass only multiplies them by a number. Logits exist for a few sentences at a
-time. The results are exact.
+Logits over a large vocabulary take too much memory to keep for the backward pass. The loss is a
+weighted sum whose weights are known in advance, so the forward pass can compute the gradients as
+well, one chunk at a time. The backward pass only scales these gradients. At any time, logits exist
+for only a few sentences. The results are exact.
 
-Axes: `C` sentences of one chunk, `N` chunks, `X` rows `N C` or both axes (`_Plan.rows`), `R` shards
-of the batch, `M` tokens of a chunk, `c` sentences of a chunk on one shard.
+Axes: `C` sentences per chunk, `N` chunks, `X` either the two axes `N C` or one merged axis (see
+`_Plan.rows`), `R` shards of the batch, `M` tokens per chunk, `c` sentences per chunk on one shard.
 """
 
 import functools
@@ -28,22 +28,24 @@ from vmsst.arrays import devices, layouts
 
 Inputs = TypeVar("Inputs")
 
-# Rows of logits at a time on CPUs and unknown devices. On a CPU, fewer rows spend more time on the
-# kernel and its gradient, and more rows only take memory (benchmarks/vocab_projection.py).
+# Number of logit rows computed at a time on CPUs and unknown devices. On a CPU, smaller chunks
+# spend more time on the kernel and its gradient, and larger chunks only take more memory
+# (benchmarks/vocab_projection.py).
 _CHUNK = 512
-# On accelerators, access to kernels and gradients may take at most this share of the matmuls' time,
-# and logits at most this share of the memory. The memory limit has precedence.
+# On accelerators, reading and writing the kernel and its gradient may take at most this fraction of
+# the matmuls' time.
 _KERNEL_SHARE = 0.1
+# Logits may take at most this fraction of the memory. This limit takes precedence.
 _MEMORY_SHARE = 1 / 12
 _LOGIT_BYTES = 6  # logits in float32, and their gradients in bfloat16
 
 
 class TokenAux(NamedTuple):
-  """Values of each token, without gradient.
+  """Values for each token, without gradient.
 
   Attributes:
     nll_BT: Negative log-likelihood in nats, unweighted; 0 at padding.
-    correct_BT: Whether the token scored higher than all others; False for ties and padding.
+    correct_BT: Whether the token scored higher than all other tokens; False for ties and padding.
   """
 
   nll_BT: Float[Array, "B T"]
@@ -64,25 +66,26 @@ def weighted_nll(
   """Returns sum_bt weights_bt * -log softmax(h_bt W_h + z_b W_s)[target_bt], and token values.
 
   The sum has reverse-mode gradients for hidden states, sentence vectors, both kernels and weights.
-  The gradients are computed with the sum, so put masks, averages and the weights of loss terms into
-  `weights_BT`.
+  The gradients are computed together with the sum, so `weights_BT` must include all masks, averages
+  and loss weights.
 
-  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices of "batch", and kernel
-  columns on the devices of "vocab". Devices exchange vectors and numbers of tokens and, once, the
-  gradients of the kernels, but never columns of a kernel or logits.
+  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
+  and kernel columns stay on the devices assigned to "vocab". Devices exchange only vectors and
+  scalars for each token and, once, the kernel gradients. They never exchange kernel columns or
+  logits.
 
   Args:
     hidden_BTD: One vector per token.
-    sentence_BS: One vector per sentence (all latents concatenated), or None if the logits do
-      not depend on one. The factorized form adds `z F_s` to `h F_h` and passes the sum as hidden
-      states.
-    hidden_kernel_DV: Kernel of the hidden states.
-    sentence_kernel_SV: Kernel of the sentence vectors; None if `sentence_BS` is None.
+    sentence_BS: One vector per sentence (all latents concatenated), or None if the logits depend
+      only on the hidden states. For a factorized projection, pass None here and `h F_h + z F_s` as
+      hidden states.
+    hidden_kernel_DV: Kernel for the hidden states.
+    sentence_kernel_SV: Kernel for the sentence vectors; None if `sentence_BS` is None.
     targets_BT: Token ids. Padding (0) never counts, whatever its weight.
     weights_BT: Weight of each token in the sum.
-    chunk: Number of tokens per chunk of logits on a device, rounded to whole sentences (default:
-      `default_chunk` of the device, 512 on a CPU). A mesh entered by `with mesh:` hides its size;
-      there, this is the number of tokens on all devices together.
+    chunk: Number of tokens per chunk on each device, rounded to whole sentences (default:
+      `default_chunk` of the device, 512 on a CPU). If the mesh was entered by `with mesh:`, its
+      size is not available, and this is the number of tokens on all devices together.
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
   Raises:
@@ -110,9 +113,9 @@ class _Inputs(NamedTuple):
 
 
 class _Plan(NamedTuple):
-  """Divides a batch into `chunks` of `sentences`; padding completes the last chunks.
+  """Divides a batch into `chunks` chunks of `sentences` sentences, with padding if needed.
 
-  Each chunk has the same number of sentences from each of the `shards` of the batch.
+  Each chunk contains the same number of sentences from each of the batch's `shards` shards.
   """
 
   batch: int
@@ -131,7 +134,7 @@ class _Plan(NamedTuple):
     return cls(batch, sentences, chunks, shards, dtype)
 
   def constrain(self, x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
-    """Returns `x` laid out by logical axes if the batch is sharded."""
+    """Constrains `x` to the layout given by logical axes if the batch is sharded."""
     return x if self.shards == 1 else layouts.constrain(x, axes)
 
   def pad(self, x: jax.Array) -> jax.Array:
@@ -142,8 +145,8 @@ class _Plan(NamedTuple):
   def cut(self, x: jax.Array) -> jax.Array:
     """Returns [B, ...] reshaped to [N, C, ...].
 
-    Chunk i has the sentences i, i + N, i + 2 N, ... Devices hold consecutive rows, so every chunk
-    has equally many rows on each device, and no row moves.
+    Chunk i contains the sentences i, i + N, i + 2 N, ... Each device holds consecutive rows, so
+    every chunk contains the same number of rows from each device, and no row moves between devices.
     """
     x = self.pad(x).reshape(self.sentences, self.chunks, *x.shape[1:]).swapaxes(0, 1)
     return self.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
@@ -154,14 +157,14 @@ class _Plan(NamedTuple):
     return self.constrain(x, ("batch", *[None] * (x.ndim - 1)))
 
   def rows(self, x: jax.Array) -> jax.Array:
-    """Returns [N, C, ...] as [N * C, ...], because XLA's CPU backend multiplies it faster.
+    """Returns [N, C, ...] as [N * C, ...], which XLA's CPU backend multiplies faster.
 
-    A sharded batch keeps its shape, because devices would exchange rows.
+    A sharded batch keeps its shape, because merging its axes would move rows between devices.
     """
     return x.reshape(-1, *x.shape[2:]) if self.shards == 1 else x
 
   def sentence_of_token(self, length: int) -> jax.Array:
-    """Returns the sentence of each token of a chunk on its shard, one-hot, [M, C / R]."""
+    """Returns one-hot rows with each token's sentence in its shard of the chunk, [M, C / R]."""
     onehot = jnp.repeat(jnp.eye(self.sentences // self.shards), length, axis=0)
     return jnp.tile(onehot, (self.shards, 1))
 
@@ -175,7 +178,7 @@ def scale_gradients(
 ) -> tuple[Inputs, None]:
   """Backward pass of (plan, inputs, targets): scales the gradients computed in the forward pass.
 
-  The auxiliary outputs, the second result of the function, have no gradient.
+  The second result of the function, the auxiliary outputs, has no gradient.
   """
   del plan
   return jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients), None
@@ -213,10 +216,10 @@ def _forward(
     scale_M1 = weights_CT.reshape(-1, 1) / scored.total_M1
 
     if sentence_NCV is not None:
-      # A matmul instead of a sum over T: it reads the gradients in the compute dtype.
+      # Use a matmul instead of a sum over T, so that the gradients are read in the compute dtype.
       scaled_Mc = scale_M1 * plan.sentence_of_token(targets_CT.shape[1])
       gradient_CV = _by_shard(plan, scaled_Mc, scored.gradient_MV).reshape(plan.sentences, -1)
-      # Store the gradients in place of these sentences' logits; they are no longer needed.
+      # Store the gradients in place of these sentences' logits, which are no longer needed.
       sentence_NCV = jax.lax.dynamic_update_index_in_dim(sentence_NCV, gradient_CV, i, 0)
     hidden_MD = hidden_CTD.reshape(-1, hidden_CTD.shape[-1])
     hidden_gradient_MD = scale_M1 * plan.matmul(scored.gradient_MV, kernel_DV.T)
@@ -224,7 +227,7 @@ def _forward(
     kernel_gradient_RDV += _by_shard(plan, scale_M1 * hidden_MD, scored.gradient_MV)
     return (kernel_gradient_RDV, sentence_NCV), (scored.aux, hidden_gradient_CTD)
 
-  # One sum per shard, so that devices add up their sums once instead of once per chunk.
+  # Keep one sum per shard, so that devices combine their sums once instead of once per chunk.
   sum_dtype = accumulation_dtype(plan.dtype)
   start_RDV = jnp.zeros((plan.shards, *kernel_DV.shape), sum_dtype)
   start_RDV = plan.constrain(start_RDV, ("batch", None, "vocab"))
@@ -251,12 +254,12 @@ _weighted_nll.defvjp(_forward, scale_gradients)
 
 
 def _kernel(plan: _Plan, kernel_DV: jax.Array) -> jax.Array:
-  """Returns the kernel in the compute dtype with all rows gathered, before the loop over chunks."""
+  """Casts the kernel and gathers all its rows once, before the loop over chunks."""
   return plan.constrain(kernel_DV.astype(plan.dtype), (None, "vocab"))
 
 
 def _sentence_logits(plan: _Plan, inputs: _Inputs) -> jax.Array | None:
-  """Returns what each sentence vector adds to the logits of its tokens, [N, C, V]."""
+  """Returns the contribution of each sentence vector to its tokens' logits, [N, C, V]."""
   if inputs.sentence_BS is None:
     return None
   sentence_XS = plan.rows(plan.cut(inputs.sentence_BS))
@@ -268,7 +271,7 @@ def _sentence_logits(plan: _Plan, inputs: _Inputs) -> jax.Array | None:
 def _sentence_gradients(
   plan: _Plan, inputs: _Inputs, gradient_NCV: jax.Array | None
 ) -> tuple[jax.Array | None, jax.Array | None]:
-  """Returns gradients of the sentence vectors and their kernel from gradients of their logits."""
+  """Returns the gradients of the sentence vectors and their kernel from the logit gradients."""
   if gradient_NCV is None:
     return None, None
   gradient_XV = plan.rows(gradient_NCV)
@@ -293,18 +296,19 @@ def _logits(
   i: jax.Array,
 ) -> jax.Array:
   """Returns the logits of chunk i, [M, V]."""
-  # 2-D: XLA's CPU backend is slow on 3-D matmuls, and its TPU backend may copy 3-D gradients.
+  # Use 2-D arrays, because XLA's CPU backend is slow on 3-D matmuls, and its TPU backend may copy
+  # 3-D gradients.
   logits_MV = plan.matmul(hidden_CTD.reshape(-1, hidden_CTD.shape[-1]), kernel_DV)
   if sentence_NCV is not None:
     sentence_CV = jax.lax.dynamic_index_in_dim(sentence_NCV, i, keepdims=False)
-    # Added in 3-D: XLA would store all rows of repeated 2-D logits.
+    # Add in 3-D, because XLA would store all rows of repeated 2-D logits.
     logits_CTV = logits_MV.reshape(*hidden_CTD.shape[:2], -1) + sentence_CV[:, None]
     logits_MV = logits_CTV.reshape(logits_MV.shape)
   return plan.constrain(logits_MV, ("batch", "vocab"))
 
 
 def _by_shard(plan: _Plan, a_MD: jax.Array, b_MV: jax.Array) -> jax.Array:
-  """Returns `a.T @ b` of the rows of each shard, [R, D, V]."""
+  """Returns `a.T @ b` for the rows of each shard, [R, D, V]."""
   if plan.shards == 1:
     return product_of_rows(a_MD, b_MV, plan.dtype)[None]
   a_RMD, b_RMV = (x.reshape(plan.shards, -1, x.shape[-1]) for x in (a_MD, b_MV))
@@ -313,11 +317,12 @@ def _by_shard(plan: _Plan, a_MD: jax.Array, b_MV: jax.Array) -> jax.Array:
 
 
 class _Scored(NamedTuple):
-  """Scores of the tokens of a chunk.
+  """Scores for the tokens in a chunk.
 
   Attributes:
     aux: The values returned to the caller.
-    gradient_MV: Gradient of each token's loss by its logits, times `total_M1`, in the plan's dtype.
+    gradient_MV: Gradient of each token's loss with respect to its logits, times `total_M1`, in the
+      plan's dtype.
     total_M1: Sum of exp(logit - highest logit).
   """
 
@@ -337,7 +342,7 @@ def _score(plan: _Plan, logits_MV: jax.Array, targets_CT: jax.Array) -> _Scored:
   total_M1 = jnp.sum(exp_MV, axis=-1, keepdims=True)
   real_M1 = targets_M1 != arrays.PAD_ID
   nll_M1 = jnp.where(real_M1, jnp.log(total_M1) + highest_M1 - target_M1, 0.0)
-  # (softmax - one-hot) * total. Callers divide by the total later, on smaller arrays.
+  # (softmax - one-hot) * total. Callers divide by the total later, when the arrays are smaller.
   at_target_M1 = jnp.exp(target_M1 - highest_M1) - total_M1
   gradient_MV = jnp.where(is_target_MV, at_target_M1, exp_MV).astype(plan.dtype)
   by_token = (nll_M1, real_M1 & (target_M1 > rival_M1))
@@ -346,18 +351,18 @@ def _score(plan: _Plan, logits_MV: jax.Array, targets_CT: jax.Array) -> _Scored:
 
 
 def default_chunk(columns: int, device: devices.Device | None) -> int:
-  """Returns the rows of logits that a device should hold at a time, a power of two.
+  """Returns the number of logit rows that a device should compute at a time, a power of two.
 
-  In every chunk of M rows, a kernel of K elements is read twice, and its float32 gradient is read
-  and written: 12 K bytes. The matmuls take 6 M K FLOPs. Enough rows make the memory
-  traffic negligible, if their logits fit in memory.
+  Each chunk of M rows reads a kernel of K elements twice and reads and writes its float32 gradient,
+  12 K bytes in total. The matmuls take 6 M K FLOPs. With enough rows, the time for memory traffic
+  is negligible, but the logits must also fit in memory.
 
   >>> default_chunk(250112, devices.BY_NAME["H100 SXM"])
   4096
 
   Args:
-    columns: Columns of the kernel on the device.
-    device: The device; None for a CPU.
+    columns: Number of kernel columns on the device.
+    device: The accelerator, or None for a CPU.
   """
   if device is None:
     return _CHUNK

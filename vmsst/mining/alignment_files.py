@@ -1,4 +1,4 @@
-"""Reads and writes alignments of documents: pairs of texts, line numbers, and TMX."""
+"""Reads and writes document alignments as text pairs, line numbers or TMX."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,14 +34,15 @@ def lines(
   form: Format,
   languages: tuple[str | None, str | None] = (None, None),
 ) -> Iterator[str]:
-  """Yields the output lines of a pair of documents, without line ends.
+  """Yields the output lines for a pair of documents, without line ends.
 
   Args:
     source: Source sentences.
     target: Target sentences.
     alignments: Alignments of the sentences.
-    form: "tsv" for score TAB source TAB target; "tmx"; or "vecalign" for lines such as
-      `[3]:[3, 4]:0.810000`, with numbers from 0. "tsv" and "tmx" omit untranslated sentences.
+    form: "tsv" for lines of score TAB source TAB target; "tmx"; or "vecalign" for lines such as
+      `[3]:[3, 4]:0.810000`, in which sentence numbers start at 0. "tsv" and "tmx" omit untranslated
+      sentences.
     languages: Language codes of the source and the target, for "tmx".
   """
   for x in alignments:
@@ -62,10 +63,10 @@ def lines(
 
 
 def read_line_numbers(path: str) -> list[Alignment]:
-  """Reads the alignments of a file in the format of Vecalign and Bleualign.
+  """Reads alignments from a file in the format that Vecalign and Bleualign write.
 
   Raises:
-    InputError: the file cannot be read, or a line has another form.
+    InputError: the file cannot be read, or a line is not an alignment.
   """
   alignments = []
   for number, line in enumerate(text_files.read_lines(path), 1):

@@ -1,6 +1,6 @@
-"""Translations among the lines of two texts: mines pairs of lines, and scores aligned lines.
+"""Finds translations among the lines of two texts, and scores texts that are already aligned.
 
-`mine` compares vectors; `pair_scores` scores by cosine or by likelihood.
+`mine` compares vectors. `pair_scores` scores aligned lines by cosine or by likelihood.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,11 +25,12 @@ class Mined(NamedTuple):
   """Result of `mine`.
 
   Attributes:
-    pairs: Row numbers of the source and target lines, and scores rounded as printed; best first.
+    pairs: Row numbers of the source and target lines, and their scores, rounded as in the output.
+      The best pair is first.
     source: Number of distinct source sentences.
     target: Number of distinct target sentences.
-    candidates: Number of pairs before the threshold.
-    best: Threshold chosen by gold pairs, with its F1; None without gold pairs.
+    candidates: Number of pairs before the threshold is applied.
+    best: Threshold chosen with gold pairs, and its F1; None without gold pairs.
   """
 
   pairs: margins.Pairs
@@ -61,19 +62,21 @@ def mine(
     margin: As in `margins.margin_pairs`.
     retrieval: As in `margins.margin_pairs`.
     threshold: Minimum score.
-    gold: File of known translations, `source line TAB target line`, with lines counted from 1. The
-      threshold with the best F1 on these pairs is used. Excludes `threshold`.
-    search: Nearest-neighbor search, such as `vmsst.search.device_search.search`; or an approximate
-      search with `vmsst.search.faiss_index.index_search` and an index of each text.
+    gold: File of known translations. Each line contains a source line number, a TAB and a target
+      line number, counted from 1. The threshold with the best F1 on these pairs is used. Cannot be
+      combined with `threshold`.
+    search: Nearest-neighbor search, such as `vmsst.search.device_search.search`, or the approximate
+      search that `vmsst.search.faiss_index.index_search` creates from an index of each text.
 
   Raises:
-    InputError: the texts' vectors have different widths or encoders, a text has no sentence, the
-      gold file is malformed, or no gold pair was found.
-    ValueError: k is below 1, or the margin or retrieval is unknown.
+    InputError: the vectors of the two texts have different widths or come from different encoders,
+      a text contains no sentence, the gold file is malformed, or no gold pair is among the
+      candidates.
+    ValueError: `neighbors` is below 1, or the margin or the retrieval rule is unknown.
   """
   if threshold is not None:
     errors.check_number("threshold", threshold)
-    errors.check(gold is None, "threshold", threshold, "None: gold pairs choose it")
+    errors.check(gold is None, "threshold", threshold, "None, because gold pairs choose it")
   texts = source, target
   have_encoders = source.encoder and target.encoder
   settings = [
@@ -108,7 +111,7 @@ def mine(
     retrieval=retrieval,
     search=search,
   )
-  for block in exact_search.blocks(len(pairs)):  # From rows of the selections to rows of the texts.
+  for block in exact_search.blocks(len(pairs)):  # Convert selection rows to text rows.
     pairs.source_P[block] = rows[0][pairs.source_P[block]]
     pairs.target_P[block] = rows[1][pairs.target_P[block]]
     # Round as in the output, so that a printed score works as a threshold.
@@ -145,7 +148,7 @@ def read_gold(path: str) -> tuple[list[int], list[int]]:
     fields = line.split("\t")
     if len(fields) != 2 or not all(x.isdecimal() and len(x) < 19 for x in fields):
       raise errors.InputError(
-        f"{path}:{number}: {line!r} is not `source line TAB target line` with two line numbers"
+        f"{path}:{number}: {line!r} is not two line numbers separated by a TAB"
       )
     sources.append(int(fields[0]))
     targets.append(int(fields[1]))
@@ -155,7 +158,7 @@ def read_gold(path: str) -> tuple[list[int], list[int]]:
 def _gold_rows(
   gold: str, line_numbers: Sequence[int], first_N: np.ndarray, text: EmbeddedText
 ) -> list[int]:
-  """Maps line numbers from a gold file to rows: the first row with the same sentence."""
+  """Maps each line number from a gold file to the first row with the same sentence."""
   for number, line in enumerate(line_numbers, 1):
     if not 1 <= line <= len(first_N) or first_N[line - 1] < 0:
       raise errors.InputError(
@@ -166,14 +169,14 @@ def _gold_rows(
 
 
 def first_lines(text: EmbeddedText) -> np.ndarray:
-  """Returns, for each row, the first row with the same text up to white space, int64 [N].
+  """Returns the first row with the same text for each row, int64 [N]. White space is ignored.
 
-  Blank lines get -1. The text is read once. For long texts, the hashes are in a temporary file.
+  Blank lines get -1. The text is read once. For long texts, hashes are stored in a temporary file.
 
   Raises:
     InputError: all lines are blank.
   """
-  # Hash and row of each line. Big-endian numbers, so that sorting the bytes sorts the numbers.
+  # Hash and row of each line. The numbers are big-endian, so that sorting the bytes sorts them.
   key_N2 = array_files.full((len(text.vectors), 2), 0, ">u8")
   count = 0
   for row, line in enumerate(text.texts()):
@@ -184,7 +187,7 @@ def first_lines(text: EmbeddedText) -> np.ndarray:
     raise errors.InputError(f"{text.path} contains no sentence")
   key_N2[:count].view("S16")[:, 0].sort()
   first_N = array_files.full(len(key_N2), -1, np.int64)
-  # A run of equal hashes can cross a block: carry the last hash and its first row over.
+  # A run of equal hashes can span two blocks, so carry over the last hash and its first row.
   before_12 = key_N2[:0]
   for block in exact_search.blocks(count):
     key_B, row_B = np.concatenate([before_12, key_N2[block]]).T.astype(np.int64)
@@ -195,11 +198,12 @@ def first_lines(text: EmbeddedText) -> np.ndarray:
 
 
 class TextColumn(NamedTuple):
-  """Sources or targets: a text file, or a column or key of its lines.
+  """Sources or targets: the lines of a text file, or one column or key of each line.
 
   Attributes:
     path: UTF-8 text, plain or gzipped.
-    field: Column or key of the text in a line, as in `text_files.read_texts` (default: the line).
+    field: Column or key that contains the text, as in `text_files.read_texts` (default: the whole
+      line).
     language: Language code of the texts, for scorers that need it.
   """
 
@@ -216,7 +220,7 @@ class Scorer(NamedTuple):
   """Scores pairs of texts.
 
   Attributes:
-    settings: Settings that determine the scores, apart from texts and languages, as JSON.
+    settings: Settings that determine the scores, except texts and languages, as a JSON object.
     score: A function of sources, targets, their languages, and a callback for cut texts. It returns
       the score columns of each pair, [N, C]. The first column is the score to filter by.
   """
@@ -230,7 +234,7 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
 
   Args:
     encoder: An object with `encode(texts)`; see `encoding.encode`.
-    name: Name or path of the encoder. It identifies the encoder if the encoder has no digest.
+    name: Name or path of the encoder. The name identifies an encoder without a digest.
     batch_size: Texts per batch.
   """
 
@@ -249,11 +253,11 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
 
 
 def by_likelihood(translator: "Translator", per_token: bool, batch_size: int) -> Scorer:
-  """Returns a scorer by the likelihood of each text given the other text's vector, [N, 3].
+  """Returns a scorer that computes log-likelihoods of each text given the other's vector, [N, 3].
 
-  The columns are the mean of both directions, log p(target | source's vector), and
-  log p(source | target's vector). Scoring raises InputError if a language is missing or was not
-  trained.
+  The columns are the mean of both log-likelihoods, log p(target | source's vector), and log
+  p(source | target's vector). Scoring raises InputError if a language is missing or the run was not
+  trained on it.
 
   Args:
     translator: The encoder and decoder of a run.
@@ -267,7 +271,7 @@ def by_likelihood(translator: "Translator", per_token: bool, batch_size: int) ->
     source, target = languages
     if source is None or target is None:
       raise errors.InputError(
-        "the likelihood of a text depends on its language: give the languages of both texts "
+        "the likelihood of a text depends on its language; give the languages of both texts "
         "(--languages)"
       )
     both_N2 = translator.pair_log_likelihoods(
@@ -292,25 +296,26 @@ def pair_scores(
   texts: Sequence[Mapping[str, Any]] | None = None,
   run_windows: Callable[..., Iterable[np.ndarray]] = map,
 ) -> Iterator[np.ndarray]:
-  """Yields the scores of source line i with target line i, [B, C], in windows.
+  """Yields the scores of source line i with target line i, window by window, [B, C].
 
   Args:
     scorer: Scores the pairs of a window.
     source: The sources.
     target: The targets; sources and targets can be columns of one file.
     texts: `vector_store.fingerprint` of both texts (default: computed from the files).
-    run_windows: Applies a function to the sources and targets of windows, as `map` does.
+    run_windows: Function that applies a scoring function to each window of sources and targets, as
+      `map` does.
 
   Raises:
-    InputError: a file cannot be read or changes, the files differ in length, a score is not finite,
-      or the scorer rejects its settings or languages.
+    InputError: a file cannot be read or changes while it is read, the files differ in length, a
+      score is not finite, or the scorer rejects its settings or languages.
   """
   texts = texts or [vector_store.fingerprint(column.path) for column in (source, target)]
   count, targets = (text["lines"] for text in texts)
   if count != targets:
     raise errors.InputError(
-      f"{source.path} has {count:,} lines and {target.path} {targets:,}: give files of equal "
-      "length, aligned line by line"
+      f"{source.path} has {count:,} lines but {target.path} has {targets:,}; give files of "
+      "equal length, aligned line by line"
     )
   windows = (
     encoding.windows(text_files.read_texts(column.path, column.field, text["digest"]), _WINDOW)
@@ -328,8 +333,8 @@ def pair_scores(
       finite_B = np.isfinite(score_BC).all(axis=1)
       if not finite_B.all():
         raise errors.InputError(
-          f"{source.path}:{start + int(np.argmin(finite_B)) + 1}: the score of this pair contains "
-          "a value that is not finite; check the encoder's parameters"
+          f"{source.path}:{start + int(np.argmin(finite_B)) + 1}: the score of this pair is "
+          "not finite; check the encoder's parameters"
         )
       yield score_BC
       start += len(score_BC)

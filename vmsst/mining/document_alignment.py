@@ -1,11 +1,13 @@
 """Aligns the sentences of a document with its translation, by vectors and lengths.
 
-Both documents have the same order, but translators split, join or omit sentences. Time is linear in
-the length of the documents, as in Vecalign (Thompson and Koehn, 2019).
+Sentences are in the same order in both documents, but translators split, join or omit some of them.
+Computation time is linear in the length of the documents, as in Vecalign (Thompson and Koehn,
+2019).
 
-Axes: `G` sizes of groups of consecutive sentences, from 1; `I` and `J` source and target sentences;
-`A` antidiagonals of the table of positions between sentences, with `B` of them in a block; `W`
-positions in the search window of an antidiagonal; `S` steps from one position to another.
+Axes: `G` indexes the sizes of groups of consecutive sentences, starting at 1; `I` and `J` index
+source and target sentences. The positions between sentences of both documents form a table: `A`
+indexes its antidiagonals, `B` the antidiagonals in a block, `W` the positions in an antidiagonal's
+search window, and `S` the steps from one position to the next.
 """
 
 import itertools
@@ -22,16 +24,17 @@ from vmsst.search import exact_search
 
 # Tables with at most this many positions are searched completely, without a window.
 _FULL = 300 * 300
-# Positions of a window on either side of the coarse alignment.
+# Window positions on either side of the coarse alignment.
 _RADIUS = 16
-# Number of antidiagonals in a block; their costs are computed together.
+# Number of antidiagonals in a block, whose costs are computed together.
 _BLOCK = 64
-# Cost of a deletion in the first pass, before the cost of a translation is known. A random pair
-# costs 1.
+# Cost of a deletion in the first pass, before the typical cost of a translation is known. A random
+# pair costs 1.
 _FIRST_DELETION = 0.65
-# Texts per window of the encoder.
+# Number of texts to encode at once.
 _WINDOW = 1 << 14
-# Variance of a difference in length, per character (Gale and Church, 1993), and the cost of d².
+# Variance of the length difference per character (Gale and Church, 1993), and the weight of d² in
+# the cost.
 _VARIANCE, _LENGTH_COST = 6.8, 0.06
 
 
@@ -41,8 +44,8 @@ class Alignment(NamedTuple):
   Attributes:
     source: Numbers of the source sentences, from 0; empty if the target has no translation.
     target: Numbers of the target sentences; empty if the source has no translation.
-    score: Cosine of the two groups' vectors, after subtraction of each document's mean. The mean
-      score of random groups is 0. If a group is empty, the score is 0.
+    score: Cosine of the two groups' vectors, after subtracting each document's mean. Random groups
+      have a mean score of 0. If a group is empty, the score is 0.
   """
 
   source: list[int]
@@ -51,11 +54,11 @@ class Alignment(NamedTuple):
 
 
 class Groups(NamedTuple):
-  """Vectors of groups of consecutive sentences of a document.
+  """Vectors of the groups of consecutive sentences in a document.
 
   Attributes:
     vector_FD: The distinct vectors.
-    row_GN: Row of the group of g + 1 sentences that ends with sentence n.
+    row_GN: Row in `vector_FD` for the group of g + 1 sentences that ends with sentence n.
     length_N: Number of characters of each sentence.
   """
 
@@ -77,17 +80,18 @@ def align(
 ) -> list[Alignment]:
   """Aligns the sentences of two documents; returns groups that translate each other, in order.
 
-  Every sentence is in exactly one alignment. Blank sentences are in none.
+  Every sentence is in exactly one alignment, except blank sentences, which are skipped.
 
   Args:
     source_sentences: Sentences of the source document.
     target_sentences: Sentences of the target document.
     encoder: An encoder, as from `vmsst.load`; see `encoding.encode`.
-    max_size: Maximum number of sentences in both groups together.
+    max_size: Maximum number of sentences in an alignment, counting source and target sentences.
     deletion: Cost of a sentence without a translation, from 0 (the cost of a typical pair of
-      translations) to 1 (the mean cost of a random pair). Lower values leave more sentences out.
+      translations) to 1 (the mean cost of a random pair). With a lower value, more sentences remain
+      unaligned.
     summed: Whether to sum the vectors of a group's sentences, instead of encoding the joined
-      sentences. This is less accurate, but at most 1/`max_size` of the text is encoded.
+      sentences. Summing is less accurate, but encodes at most 1/`max_size` as much text.
     languages: Language codes of source and target, for encoders that require them.
     batch_size: Texts per batch.
 
@@ -129,7 +133,7 @@ def group_vectors(
   language: str | None = None,
   batch_size: int = 128,
 ) -> Groups:
-  """Computes the vectors of all groups of up to `size` sentences; for options, see `align`."""
+  """Computes the vectors of all groups of up to `size` sentences. The options are as in `align`."""
 
   def embed(window: list[str]) -> np.ndarray:
     vectors_ND = encoding.encode(
@@ -158,13 +162,13 @@ def group_vectors(
 
 
 def center(*documents: Groups) -> None:
-  """Subtracts the mean of the sentences of two documents from their unit vectors, in place."""
+  """Subtracts each document's mean sentence vector from its unit vectors, in place."""
   for x in documents:
     _normalize(x.vector_FD)
   sums = [x.vector_FD[x.row_GN[0]].sum(axis=0) for x in documents]
   counts = [len(x.length_N) + 1 for x in documents]
-  # The mean of a few sentences is too close to each of them. Add one pseudo-sentence to each
-  # document: the mean of the other document.
+  # In a short document, the mean is too close to each sentence. To prevent this, add one
+  # pseudo-sentence to each document: the mean of the other document.
   for x, count, sum_D, other_sum_D, other_count in zip(
     documents, counts, sums, sums[::-1], counts[::-1], strict=True
   ):
@@ -176,12 +180,12 @@ def _normalize(vector_FD: np.ndarray) -> None:
   vector_FD /= np.maximum(np.sqrt(np.vecdot(vector_FD, vector_FD)), 1e-30)[:, None]
 
 
-# BLAS threads slow down small matrix products, above all on a busy machine.
+# BLAS threads slow down small matrix products, especially on a busy machine.
 @threadpoolctl.threadpool_limits.wrap(limits=1, user_api="blas")
 def align_groups(
   source: Groups, target: Groups, *, max_size: int = 8, deletion: float = 0.4
 ) -> list[Alignment]:
-  """Returns the alignment with the lowest sum of costs.
+  """Returns the alignment with the lowest total cost.
 
   The cost of a group x of a sentences and a group y of b sentences is
 
@@ -189,23 +193,23 @@ def align_groups(
 
   where weight is a * b - (a - 1) * (b - 1) / 2, norm is the mean distance of x and y to all groups
   of the other document, and d is the difference in length in standard deviations. Because of the
-  norm, the first term is 1 for random sentences. In Vecalign, the cost is the first term alone.
-  This function differs from Vecalign:
+  norm, the first term averages 1 for random pairs of sentences. In Vecalign, the cost is the first
+  term alone. This function differs from Vecalign in four ways:
 
   * The mean of a document is subtracted from its vectors. This removes properties that all its
     sentences share, such as the language.
-  * Lengths count, as in Gale and Church (1993). They reveal a missing or additional clause that
-    hardly changes a vector.
+  * Differences in length add to the cost, as in Gale and Church (1993). They reveal a missing or
+    additional clause that hardly changes a vector.
   * The cost of a deletion depends on the median cost in a first alignment of single sentences.
-    Vecalign uses a percentile of the costs of sampled pairs. In short documents, such a sample
-    contains translations.
+    Vecalign uses a percentile of the costs of randomly sampled pairs, but in short documents the
+    sample contains translations.
   * The weight is less than a * b if a and b are above 1, because translators move content from one
     sentence to the next.
 
   Args:
     source: Groups of up to `max_size` - 1 sentences of the source document, after `center`. The
       document is not empty.
-    target: Groups of the target document, likewise.
+    target: Groups of the target document, with the same requirements.
     max_size: As in `align`.
     deletion: As in `align`.
   """
@@ -216,7 +220,8 @@ def align_groups(
   )
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   i_P, j_P = path_P2[1:][is_pair_P].T - 1
-  # Use the ratio of lengths within pairs. Untranslated text distorts the ratio of total lengths.
+  # Use the median length ratio of the pairs, because untranslated text distorts the ratio of total
+  # lengths.
   ratio_P = target.length_N[j_P] / source.length_N[i_P]
   typical, ratio = (np.median(x) if len(x) else 1.0 for x in (cost_P[is_pair_P], ratio_P))
   deletion = typical + deletion * (1 - typical)
@@ -238,11 +243,11 @@ def align_groups(
 
 
 def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
-  """Returns the first target position of the window on each antidiagonal, [A], and its width.
+  """Returns the window's first target position on each antidiagonal, [A], and the window's width.
 
   Antidiagonal a consists of the positions (a - j, j), before source sentence a - j and target
-  sentence j. The window surrounds a coarse alignment: vectors of neighboring sentences are added in
-  twos, and the shorter documents are aligned recursively.
+  sentence j. The window surrounds a coarse alignment. To find this alignment, the function adds the
+  vectors of sentences 1 and 2, 3 and 4, and so on, and aligns the shortened documents recursively.
   """
   n, m = source.row_GN.shape[1], target.row_GN.shape[1]
   antidiagonal_A = np.arange(n + m + 1)
@@ -275,13 +280,14 @@ def _search(
   Args:
     source: Groups of the source document.
     target: Groups of the target document.
-    window: As from `_window`; the first position grows by 0 or 1 per antidiagonal.
+    window: As returned by `_window`. The first position grows by 0 or 1 from one antidiagonal to
+      the next.
     steps: Sizes of aligned groups.
     deletion: Cost of a sentence without a translation.
   """
   low_A, width = window
   n, m = source.row_GN.shape[1], target.row_GN.shape[1]
-  # Count one more group with the vector 0, so that no norm is 0.
+  # Include a zero vector in the mean, so that no norm is 0.
   means = [x.vector_FD.sum(axis=0) / (len(x.vector_FD) + 1) for x in (target, source)]
   norms = [1 - x.vector_FD @ mean_D for x, mean_D in zip((source, target), means, strict=True)]
   before = [np.append(0.0, np.cumsum(x.length_N)) for x in (source, target)]
@@ -299,7 +305,7 @@ def _search(
     exists_BW = (i_BW >= 0) & (i_BW <= n) & (j_BW >= 0) & (j_BW <= m)
     cost_BSW = np.full((len(antidiagonal_B), len(step_S2), width), np.inf)
     cost_BSW[:, len(steps) :] = np.where(exists_BW, deletion, np.inf)[:, None]
-    # Only the sentences that end at positions of this block are compared.
+    # Compare only the groups that end at positions in this block.
     rows = []
     for x, position_BW in ((source, i_BW), (target, j_BW)):
       start, end = max(int(position_BW.min()), 1) - 1, int(position_BW.max())
@@ -308,7 +314,7 @@ def _search(
     (row_GI, index_i), (row_GJ, index_j) = rows
     vector_GID, vector_GJD = source.vector_FD[row_GI], target.vector_FD[row_GJ]
     for number, (a, b) in enumerate(steps):
-      # The minimum distance makes small groups cheaper than large ones, even for exact copies.
+      # The minimum distance makes small groups cheaper than large groups, even for exact copies.
       distance_IJ = np.maximum(1 - vector_GID[a - 1] @ vector_GJD[b - 1].T, 0.02)
       distance_IJ /= (norms[0][row_GI[a - 1], None] + norms[1][row_GJ[b - 1]]) / 2
       is_valid_BW = exists_BW & (i_BW >= a) & (j_BW >= b)
@@ -318,7 +324,8 @@ def _search(
       cost_BSW[:, number][is_valid_BW] = (a * b - (a - 1) * (b - 1) / 2) * distance_IJ[
         index_i[is_valid_BW], index_j[is_valid_BW]
       ] + _LENGTH_COST * (length_i - length_j) ** 2 / variance
-    # Flat index in `total_AW` of each step's origin, for the first position of the window.
+    # Flat index in `total_AW` of the position where each step starts, for the window's first
+    # position.
     previous_BS = antidiagonal_B[:, None] - size_S
     column_BS = (
       pad + low_A[antidiagonal_B, None] - step_S2[:, 1] - low_A[np.maximum(previous_BS, 0)]

@@ -2,8 +2,8 @@
 
 Candidates are the documents nearest to a query according to a trained encoder (Guo et al., 2018;
 mUSE, Yang et al., 2019). A candidate that scores nearly as high as the positive often answers the
-query, too; a margin excludes it (NV-Retriever, Moreira et al., 2024). Mine again with the new model
-for harder negatives.
+query, too; a margin excludes such candidates (NV-Retriever, Moreira et al., 2024). For harder
+negatives, mine again with the model that was trained on the first negatives.
 """
 
 import functools
@@ -21,7 +21,7 @@ from vmsst.io import array_files, text_files
 from vmsst.search import device_search, exact_search
 from vmsst.search.exact_search import unit_rows
 
-# Texts per window of the encoder, and pairs per window of the search.
+# Number of texts to encode at once, and number of pairs to search at once.
 _WINDOW = 1 << 14
 
 
@@ -43,9 +43,9 @@ def hard_negatives(
   """Yields a training example for each pair: the query, its positive, and its hard negatives.
 
   Negatives never include the query itself or a positive of the same query from any pair. Texts that
-  differ only in case, width or spaces count as one text, and the first is used. Pairs with a blank
-  text are left out. All texts are in memory; vectors are stored on disk and compared block by
-  block.
+  differ only in case, character width or spaces count as one text, and the first variant is used.
+  Pairs with a blank text are left out. All texts are in memory; vectors are stored on disk and
+  compared block by block.
 
   Args:
     encoder: An encoder, as from `vmsst.load`; see `encoding.encode`.
@@ -54,25 +54,26 @@ def hard_negatives(
     count: Hard negatives per pair; a pair has fewer if too few documents qualify.
     range_min: Number of nearest documents to skip, apart from the positives.
     range_max: Number of nearest documents to consider, apart from the positives (default:
-      `range_min` + `count`, or with a margin `range_min` + 10 * `count`).
+      `range_min` + `count`; with `relative_margin`, `range_min` + 10 * `count`).
     relative_margin: Maximum score of a negative: p - relative_margin * |p|, where p is the score of
       the positive (default: no limit). The teacher computes the scores. Without a teacher, they are
       the encoder's cosines.
-    teacher: Another encoder, to score texts by cosine; or a function from a list of (query,
-      document) to their scores, such as `CrossEncoder.predict` of sentence-transformers.
-    roles: Roles of the two texts of a pair, to choose their prompts. None selects the prompt of
-      `encode`.
+    teacher: A second encoder, which scores texts by cosine; or a function that maps a list of
+      (query, document) pairs to scores, such as `CrossEncoder.predict` in sentence-transformers.
+    roles: Roles of the two texts in a pair. They select the prompts; None selects the prompt that
+      `encode` uses.
     languages: Language codes of the two texts.
     batch_size: Texts per batch.
-    encode: Computes vectors; see `encoding.encode`.
+    encode: Function that computes vectors, with the arguments of `encoding.encode`.
 
   Yields:
-    Dictionaries with the keys "query", "pos" and "neg" of FlagEmbedding, with lists of one positive
-    and of negatives, nearest first; or, for other roles, "anchor", "positive" and "negative". With
-    a teacher, "pos_scores" and "neg_scores" are its scores.
+    Dictionaries in the FlagEmbedding format: "query" is a text, "pos" is a list with one positive,
+    and "neg" is a list of negatives, nearest first. If you change `roles`, the keys are "anchor",
+    "positive" and "negative". With a teacher, "pos_scores" and "neg_scores" contain its scores.
 
   Raises:
-    InputError: a value is not valid, or the corpus has no text.
+    InputError: a value is not valid, no pair has two nonblank texts, or every text in the corpus is
+      blank.
   """
   limit = errors.as_integer("range_min", range_min, minimum=0) + errors.as_integer("count", count)
   if range_max is None:
@@ -81,13 +82,13 @@ def hard_negatives(
   pairs = [pair for pair in pairs if not any(map(text_files.is_blank, pair))]
   corpus_texts = [*itertools.filterfalse(text_files.is_blank, corpus or ())]
   if not pairs or (corpus is not None and not corpus_texts):
-    raise errors.InputError("no pair has two texts, or the corpus has no text; add some")
+    raise errors.InputError("every pair contains a blank text, or the corpus is blank; add texts")
   queries, query_N = _distinct([query for query, _ in pairs])
   texts, row_T = _distinct([*corpus_texts, *(positive for _, positive in pairs), *queries])
   row_C, positive_N, itself_Q = np.split(row_T, np.cumsum([len(corpus_texts), len(pairs)]))
   documents = texts[: max(row_C.max(initial=0), positive_N.max()) + 1]
   candidates = len(documents) if corpus is None else row_C.max() + 1
-  # Pairs that are not negatives: each query with its positives and with itself.
+  # Pairs to exclude from the negatives: each query with its positives and with itself.
   excluded_P = np.unique(
     len(texts) * np.append(query_N, np.arange(len(queries))) + np.append(positive_N, itself_Q)
   )
@@ -114,7 +115,8 @@ def hard_negatives(
     query = exact_search.Selection(query_ND, row_Q)
     document = exact_search.Selection(document_MD, range(candidates))
     near_QK = _nearest(query, document, excluded_P, len(texts), range_max)
-    # The positive of each pair, then its candidates, then -1 if candidates are too few.
+    # Each row contains a pair's positive, then its candidates, then -1 if there are too few
+    # candidates.
     row_BK = np.column_stack([positive_N[block], near_QK[position_B, range_min:]])
     score_BK, pair_B = np.zeros(row_BK.shape), list(zip(query_B, row_BK, strict=True))
     if teacher is None or is_encoder:
@@ -142,20 +144,21 @@ def _nearest(
   height: int,
   k: int,
 ) -> np.ndarray:
-  """Returns the rows of the k documents nearest to each query, without excluded ones, [N, K].
+  """Returns the rows of the k documents nearest to each query, [N, K], except excluded pairs.
 
-  Ties go to the lower row. Rows with fewer than k documents end with -1.
+  Ties go to the lower row. If a query has fewer than k documents, the remaining columns are -1.
 
   Args:
     query: N queries.
     document: The documents.
-    excluded_P: The pairs to exclude, at least one per query, sorted: height * query + document.
-    height: Upper bound of the document numbers, to encode a pair as one integer.
-    k: K.
+    excluded_P: The pairs to exclude, at least one per query, as sorted numbers height * query +
+      document.
+    height: Any number greater than all document numbers, to encode a pair as one integer.
+    k: Documents per query.
   """
   row_N = np.asarray(query.row_N)
   first_N, end_N = np.searchsorted(excluded_P, [row_N * height, (row_N + 1) * height])
-  # For a query with p excluded documents, search for k + p neighbors. All queries of a search have
+  # For a query with p excluded documents, search for k + p neighbors. All queries in a search have
   # the same number of neighbors, so queries are grouped by p, rounded up to a power of two.
   size_N = 1 << np.ceil(np.log2(end_N - first_N)).astype(int)
   near_NK = np.full((len(row_N), k), -1, np.int64)
@@ -172,7 +175,7 @@ def _nearest(
 
 
 def _distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-  """Removes duplicates up to case, width and spaces; also returns the row of each text."""
+  """Removes texts that differ only in case, width or spaces; also returns the row of each text."""
   rows: dict[str, int] = {}
   keys = (" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in texts)
   row_N = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)

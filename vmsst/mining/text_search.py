@@ -1,4 +1,4 @@
-"""Searches the lines of a file for texts, by their vectors."""
+"""Searches a file for the lines whose vectors are nearest to a query's vector."""
 
 import dataclasses
 import json
@@ -32,10 +32,11 @@ class Hit:
 
 
 class Searcher:
-  """Searches the lines of a text. Open it once, then call `search` any number of times.
+  """Searches the lines of a text. Create it once, then call `search` any number of times.
 
-  Opening reads the whole text. Vectors are memory-mapped. Each call of an exact search reads all
-  vectors; an approximate search reads the candidates only. Blank lines are never returned.
+  Creating a searcher reads the whole text. Vectors are memory-mapped. Each exact search reads all
+  vectors; an approximate search reads only the vectors of the candidates. Blank lines are never
+  returned.
   """
 
   def __init__(
@@ -49,20 +50,20 @@ class Searcher:
     batch_size: int = 128,
     search: exact_search.Search = exact_search.search,
   ):
-    """Opens a corpus; logs a warning if another encoder computed its vectors.
+    """Opens a corpus. Logs a warning if a different encoder computed its vectors.
 
     Args:
       encoder: The encoder that computed the vectors: an object with `encode_query(texts)` or
         `encode(texts)`. `encode` is called if the encoder has one prompt for all texts or lacks
         `encode_query`.
       corpus: The text to search.
-      index: An index of the corpus, for an approximate search (default: an exact search, also if
-        the index is exact).
+      index: An index of the corpus, for an approximate search. The search is exact if the index is
+        omitted or stores uncompressed vectors.
       name: Name or path of the encoder; see `encoding.identity`.
       language: Language code of the queries, for encoders that need it.
       batch_size: Queries per batch.
-      search: Nearest-neighbor search for an exact search; `vmsst.search.device_search.search` uses
-        accelerators.
+      search: Function for an exact nearest-neighbor search; `vmsst.search.device_search.search`
+        uses accelerators.
 
     Raises:
       InputError: the corpus has no line with a visible character.
@@ -85,13 +86,14 @@ class Searcher:
 
     Args:
       queries: Texts to search for; their vectors are held in memory.
-      count: Maximum lines per query, a small number.
+      count: Maximum number of lines per query. Use a small number.
 
     Raises:
-      InputError: the encoder's vectors have another width or one is not finite, `count` is below 1,
-        or the corpus has changed.
-      ValueError: the encoder returns arrays of another shape.
-      TypeError: the queries are not texts, such as one string or a dictionary.
+      InputError: the queries' vectors are not as wide as the corpus vectors or are not finite,
+        `count` is below 1, or the corpus has changed.
+      ValueError: the encoder does not return one vector for each query.
+      TypeError: `queries` is not a sequence of texts; for example, it is one string or a
+        dictionary.
     """
     count = errors.as_integer("count", count)
     queries = input_texts.as_list(queries)
@@ -106,9 +108,9 @@ class Searcher:
 
 
 def other_encoder(corpus: EmbeddedText, identity: Mapping[str, str]) -> str:
-  """Describes how the encoders of queries and of a corpus differ, for a message; "" if equal.
+  """Returns a message if queries and corpus have different encoders, otherwise "".
 
-  Prompts are ignored, because queries and documents often have different ones.
+  Prompts are ignored, because queries and documents often have different prompts.
   """
   corpus_settings, query_settings = (
     {"encoder": {key: value for key, value in identities.items() if key != "prompt"}}
@@ -130,7 +132,7 @@ def nearest_lines(
   k: int,
   search: exact_search.Search,
 ) -> exact_search.Neighbors:
-  """Returns the k nearest lines of each query.
+  """Returns the k lines nearest to each query.
 
   Args:
     query_ND: Vectors of the queries.
@@ -152,7 +154,7 @@ def check_width(corpus: EmbeddedText, width: int) -> None:
   if corpus.vectors.shape[1] != width:
     raise errors.InputError(
       f"{corpus.vectors.folder} has vectors of width {corpus.vectors.shape[1]}, but the encoder's "
-      f"vectors have width {width}; give the encoder that computed the folder"
+      f"vectors have width {width}; give the encoder that computed these vectors"
     )
 
 

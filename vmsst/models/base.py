@@ -1,4 +1,4 @@
-"""The interface of models for trainers, evaluators and inference: T5X's, without importing T5X."""
+"""The model interface for trainers, evaluators and inference, compatible with T5X's interface."""
 
 import abc
 import dataclasses
@@ -23,16 +23,17 @@ Metrics = dict[str, clu_metrics.Metric]
 class BitextModel(abc.ABC):
   """A model trained on sentence pairs that maps a sentence to a vector.
 
-  It has all members that T5X's trainers use. It imports nothing from T5X, and seqio only when a
-  trainer requests the feature converter or a vocabulary.
+  The class has all members that T5X's trainers use, but it does not import T5X. It imports seqio
+  only when a trainer requests the feature converter or a vocabulary.
 
   Attributes:
     network: Flax module to train.
-    vocabulary: Vocabulary of both sides.
+    vocabulary: Vocabulary for both sides.
     optimizer_def: T5X optimizer definition; None for evaluation.
-    max_length: Maximum tokens of a sentence in training, with EOS; longer sentences are truncated.
-    allow_fewer_negatives: Whether microbatches (a trainer setting) may divide the batch of a loss
-      that compares pairs; a pair then has only the negatives of its microbatch.
+    max_length: Maximum number of tokens per training sentence, EOS included; longer sentences are
+      truncated.
+    allow_fewer_negatives: Whether to allow microbatches (a trainer setting) with a loss that
+      compares pairs. Each pair is then compared only with negatives from the same microbatch.
   """
 
   network: nn.Module
@@ -46,7 +47,7 @@ class BitextModel(abc.ABC):
 
   @property
   def module(self) -> nn.Module:
-    """The network, under the name that T5X uses."""
+    """The network; T5X calls this attribute `module`."""
     return self.network
 
   @property
@@ -58,14 +59,14 @@ class BitextModel(abc.ABC):
 
   @property
   def input_vocabulary(self) -> Any:
-    """The vocabulary of `inputs` as a seqio object."""
+    """The vocabulary for `inputs`, as a seqio object."""
     from vmsst.data import seqio_tasks
 
     return seqio_tasks.SeqioVocabulary(self.vocabulary)
 
   @property
   def output_vocabulary(self) -> Any:
-    """The vocabulary of `targets` as a seqio object; both sides share one."""
+    """The vocabulary for `targets`, as a seqio object; it is the same as for `inputs`."""
     return self.input_vocabulary
 
   @property
@@ -75,20 +76,20 @@ class BitextModel(abc.ABC):
 
   @property
   def compares_pairs(self) -> bool:
-    """Whether the loss of a pair depends on other pairs of the batch, such as its negatives."""
+    """Whether the loss of a pair depends on other pairs in the batch, for example as negatives."""
     return False
 
   def check_microbatches(self, count: int) -> None:
-    """Raises InputError if microbatches would remove negatives from the loss without permission.
+    """Raises InputError if microbatches remove negatives and `allow_fewer_negatives` is False.
 
     Args:
       count: Number of microbatches per batch (a trainer setting).
     """
     if count > 1 and self.compares_pairs and not self.allow_fewer_negatives:
       raise errors.InputError(
-        f"NUM_MICROBATCHES={count} leaves a pair of {type(self).__name__} only 1/{count} of its "
-        f"negatives; set NUM_MICROBATCHES=None and EMBEDDING_SLICES={count} to "
-        "save as much memory and keep all negatives, or set ALLOW_FEWER_NEGATIVES=True"
+        f"NUM_MICROBATCHES={count} leaves each pair of {type(self).__name__} only 1/{count} of its "
+        f"negatives; set NUM_MICROBATCHES=None and EMBEDDING_SLICES={count} to save the same "
+        "amount of memory and keep all negatives, or set ALLOW_FEWER_NEGATIVES=True"
       )
 
   def get_initial_variables(
@@ -111,20 +112,20 @@ class BitextModel(abc.ABC):
   def loss_fn(
     self, params: Any, batch: Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss over the batch's pairs, and metrics; deterministic without a key."""
+    """Returns the mean loss over pairs, and metrics; deterministic if `dropout_rng` is None."""
 
   def eval_fn(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
-    """Returns loss and metrics like `loss_fn`, without dropout."""
+    """Returns the loss and metrics of `loss_fn`, computed without dropout."""
     return self.loss_fn(params, batch, None)
 
   def score_batch(self, params: Any, batch: Batch) -> Float[Array, "B S"]:
-    """Returns the vector of each sentence in `inputs`: float32, not normalized."""
+    """Returns one float32 vector per sentence in `inputs`, not normalized."""
     return sentence_encoder.embed(self.sentence_encoder, params, batch["inputs"])
 
   def predict_batch_with_aux(
     self, params: Any, batch: Batch
   ) -> tuple[Int[Array, "B T"], dict[str, Float[Array, "B S"]]]:
-    """Returns the input tokens, to decode the text from, and {"embedding": vectors}.
+    """Returns the input tokens, from which T5X decodes the text, and {"embedding": vectors}.
 
     T5X's infer uses this method to write vectors without converting them to Python floats.
     """
@@ -169,18 +170,18 @@ def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
 
 
 def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
-  """Returns `count` keys split from one; without a key, a list of `count` times None."""
+  """Splits a key into a list of `count` keys; if the key is None, every element is None."""
   return [None] * count if rng is None else list(jax.random.split(rng, count))
 
 
 def interleave(*tokens: Int[Array, "B *K T"]) -> Int[Array, "B R W"]:
-  """Returns the texts of each pair next to each other, all padded to the longest length.
+  """Places the texts of each pair next to each other and pads all texts to the longest length.
 
-  The batch axis comes first, so that all texts of a pair stay on one device, and one encoder call
-  can process them.
+  The batch axis comes first, so all texts of a pair stay on one device. One encoder call can
+  process all texts.
 
   Args:
-    *tokens: Token ids of one text of each pair, [B, T], or of several, [B, K, T].
+    *tokens: Token ids, [B, T] for one text per pair or [B, K, T] for several texts per pair.
   """
   width = max(x.shape[-1] for x in tokens)
   texts = [x.reshape(len(x), -1, x.shape[-1]) for x in tokens]

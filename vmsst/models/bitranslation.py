@@ -1,7 +1,7 @@
-"""The BITRANSLATION model, and functions that VMSST uses, too: pairs as rows, decoder scores.
+"""The BITRANSLATION model, and functions shared with VMSST that arrange pairs and score tokens.
 
-Axes: `R` rows per pair in one decoder call, `N` the `B R` rows of a batch, `Z` conditioning vector
-of the decoder.
+Axes: `R` rows per pair in one decoder call, `N` = `B R` rows per batch, `Z` width of the decoder's
+conditioning vector.
 """
 
 from typing import Any, NamedTuple, cast
@@ -17,7 +17,7 @@ from vmsst.networks import sentence_encoder, vmsst
 
 
 class Pairs(NamedTuple):
-  """Both sides of each pair of a batch: `inputs`, then `targets`."""
+  """Both sides of each pair in a batch, `inputs` first and `targets` second."""
 
   tokens_B2T: Int[Array, "B 2 T"]
   mask_B2T: Bool[Array, "B 2 T"]
@@ -25,7 +25,7 @@ class Pairs(NamedTuple):
 
 
 def pairs_in_batch(batch: base.Batch) -> Pairs:
-  """Returns the sides of the batch's pairs, the shorter padded to the longer."""
+  """Returns both sides of the pairs in a batch, with the shorter side padded to the longer one."""
   tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
   languages_B2 = jnp.concatenate([batch["input_language"], batch["target_language"]], axis=1)
   return Pairs(tokens_B2T, tokens_B2T != arrays.PAD_ID, languages_B2)
@@ -34,25 +34,25 @@ def pairs_in_batch(batch: base.Batch) -> Pairs:
 def embed(
   network: vmsst.BitranslationNetwork, params: Any, pairs: Pairs
 ) -> Float[Array, "B 2 T D"]:
-  """Returns token vectors, looked up once for encoders and decoder."""
+  """Looks up the token vectors once, for the encoders and the decoder."""
   return cast(jax.Array, network.apply({"params": params}, pairs.tokens_B2T, method="embed"))
 
 
 def rows(x: Float[Array, "B R ..."]) -> Float[Array, "N ..."]:
-  """Returns all rows along one axis; the rows of a pair stay together, on the same device."""
+  """Merges the first two axes; the rows of a pair stay together, on the same device."""
   return x.reshape(-1, *x.shape[2:])
 
 
 def other_side(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 2 ..."]:
-  """Returns the sides of each pair swapped."""
+  """Swaps the two sides of each pair."""
   return jnp.flip(x, axis=1)
 
 
 class Scores(NamedTuple):
-  """The decoder's scores of sentences.
+  """Decoder scores for the tokens of a batch.
 
   Attributes:
-    weighted: Sum over all tokens of weight times negative log-likelihood.
+    weighted: Weighted sum of the negative log-likelihoods of all tokens.
     nll_BRT: Negative log-likelihood of each token in nats, without gradient.
     correct_BRT: Whether each token was the most likely one, without gradient.
   """
@@ -73,17 +73,17 @@ def score(
   *,
   dropout_rng: jax.Array | None,
 ) -> Scores:
-  """Scores rows of tokens given their conditioning vectors, in one decoder call.
+  """Scores the tokens of each row, given its conditioning vector, in one decoder call.
 
   Args:
-    network: Network with decoder and vocabulary projection.
-    params: Parameters of the network.
+    network: Network with a decoder and a vocabulary projection.
+    params: Network parameters.
     tokens_BRT: Tokens to predict; padding never counts.
-    embedded_BRTD: Vectors of the tokens.
+    embedded_BRTD: Token vectors.
     languages_BR: Language of each row.
-    sentence_BRZ: Conditioning vector of each row.
-    weights_BR: Weight of the tokens of each row.
-    dropout_rng: Key of the decoder's dropout, or None.
+    sentence_BRZ: Conditioning vector for each row.
+    weights_BR: Weight of the tokens in each row.
+    dropout_rng: Random key for decoder dropout, or None.
   """
   hidden_NTD = sentence_encoder.run(
     network,
@@ -113,10 +113,10 @@ def token_metrics(
   """Returns nll/<name> and token_accuracy/<name>: means over the real tokens of two rows per pair.
 
   Args:
-    name: Name of the two rows.
+    name: Metric name for the two rows.
     scores: Scores of all rows.
     indices: Indices of the two rows.
-    mask_B2T: True at the real tokens of the two rows.
+    mask_B2T: True at real tokens in the two rows.
   """
   count = jnp.sum(mask_B2T, dtype=jnp.float32)
   nll, correct = (
@@ -130,7 +130,7 @@ def token_metrics(
 
 
 class BitranslationModel(base.BitextModel):
-  """One semantic encoder and a decoder that translates its mean in both directions (VMSST paper).
+  """Translates each sentence into the other language from its semantic mean (VMSST paper).
 
   The loss of a pair is -log p(x_i | mu(x_j)) - log p(x_j | mu(x_i)), summed over real tokens, EOS
   included.
@@ -140,13 +140,13 @@ class BitranslationModel(base.BitextModel):
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The semantic encoder and its mean."""
+    """The semantic encoder with the head that computes the mean."""
     return sentence_encoder.SentenceEncoder(self.network.config, self.network.latent_dim)
 
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the translation loss, and metrics.
+    """Returns the mean translation loss over pairs, and metrics.
 
     Metrics: loss, nll/translation (nats per token), token_accuracy/translation, embedding_norm,
     tokens_per_example (real tokens of both sides).

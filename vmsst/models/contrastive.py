@@ -1,6 +1,6 @@
 """CONTRASTIVE: a sentence encoder trained with in-batch negatives (VMSST paper, section 6.3).
 
-Axes: `K` hard negatives of a pair, `U` tokens of any length.
+Axes: `K` hard negatives per pair, `U` tokens per hard negative.
 
 References for hard negatives: Guo et al. 2018, Yang et al. 2019 (mUSE), Wang et al. 2022 (E5).
 """
@@ -32,28 +32,32 @@ def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class InBatchNegativesModel(base.BitextModel):
-  """A model with a loss that compares the vectors of each pair with the other pairs of the batch.
+  """A model whose loss compares each pair with the other pairs in the batch.
 
-  Negatives come from the global batch on any number of devices. Microbatches (a trainer setting)
-  would divide it and raise an error; `embedding_slices` saves as much memory.
+  Negatives come from the global batch, whatever the number of devices. Microbatches (a trainer
+  setting) would divide this batch, so they raise an error by default; `embedding_slices` saves the
+  same amount of memory.
 
   Attributes:
     similarity: "dot" (as in the paper) or "cosine".
-    scale: Factor on every score, the inverse of a temperature.
-    mask_duplicates: Whether pairs that share a text on any side are not negatives of each other:
-      a text that occurs twice in a batch has two correct answers.
-    embedding_slices: Number of slices for gradient caching. The gradient is the same; activations
-      take the memory of one slice, and the backward pass encodes every slice again.
-    matryoshka_dims: Sizes to which vectors can be cut after training. The loss is averaged over
-      the whole vectors and these numbers of first dimensions; see `vmsst.models.matryoshka`.
-    symmetric: Whether to average the losses of both directions, not only sources to targets.
-    share_negatives: Whether to compare a source with the hard negatives of all pairs, like E5 and
-      sentence-transformers, or only with the hard negatives of its own pair, like mUSE.
-    pair_loss: Computes the loss of each pair, [B], from the scores of all pairs and the mask of
-      pairs that are not negatives, like `vmsst.losses.contrastive.contrastive_loss`. It also gets
-      `symmetric` and the scores of hard negatives if the options and the batch have them.
+    scale: Factor applied to every score; the inverse of the temperature.
+    mask_duplicates: Whether to exclude pairs that share a text, on either side, from each other's
+      negatives. A text that occurs twice in a batch has two correct answers.
+    embedding_slices: Number of slices for gradient caching, which does not change the gradient.
+      Activations take only the memory of one slice, but the backward pass encodes every slice
+      again.
+    matryoshka_dims: Sizes to which vectors can be truncated after training. The loss is averaged
+      over the whole vectors and the vectors truncated to each size; see `vmsst.models.matryoshka`.
+    symmetric: Whether to average the losses from sources to targets and from targets to sources. If
+      False, only the first direction is used.
+    share_negatives: Whether to compare each source with the hard negatives of all pairs, as in E5
+      and sentence-transformers. If False, each source is compared only with the hard negatives of
+      its own pair, as in mUSE.
+    pair_loss: Function that returns the loss of each pair, [B], with the arguments of
+      `vmsst.losses.contrastive.contrastive_loss`. It receives `symmetric` only if that option is
+      False, and `negative_BN` only if the batch contains hard negatives.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   similarity: str = "dot"
@@ -74,7 +78,7 @@ class InBatchNegativesModel(base.BitextModel):
 
   @property
   def compares_pairs(self) -> bool:
-    """True: in-batch negatives."""
+    """True, because the loss uses in-batch negatives."""
     return True
 
   def score(
@@ -92,13 +96,13 @@ class InBatchNegativesModel(base.BitextModel):
   ) -> tuple[Float[Array, "B"], base.Metrics]:
     """Returns the loss of each pair, and metrics.
 
-    Metrics: `accuracy_metrics`; with hard negatives, accuracy/negatives (0 to 1, share of
-    hard negatives that score below the target) and negatives_per_example.
+    Metrics: see `accuracy_metrics`. Batches with hard negatives add accuracy/negatives (0 to 1,
+    fraction of hard negatives that score below the target) and negatives_per_example.
 
     Args:
-      vector_B2S: Vectors of both sides of the batch's pairs.
-      batch: The batch; its `inputs` and `targets` show duplicates.
-      negative_BKS: Vectors of the hard negatives, the feature `negatives` of the batch.
+      vector_B2S: Vectors of both sides of each pair.
+      batch: The batch; duplicates are detected in its `inputs` and `targets`.
+      negative_BKS: Vectors of the hard negatives in the feature `negatives`.
     """
     same_BB = None
     if self.mask_duplicates:
@@ -133,15 +137,15 @@ class InBatchNegativesModel(base.BitextModel):
 
     Args:
       score_BB: Score of every source (rows) with every target (columns).
-      negative_BBK: Score of every source with the hard negatives of every pair; -inf where they
-        are not compared.
-      same_BB: Pairs that are not negatives of each other.
+      negative_BBK: Score of every source with the hard negatives of every pair; -inf for hard
+        negatives with which the source is not compared.
+      same_BB: True for pairs that are not negatives of each other.
       batch: The batch.
     """
     metrics = accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
     options: dict[str, Any] = {} if self.symmetric else {"symmetric": False}
     if negative_BBK is not None:
-      # The diagonal: each source with the hard negatives of its own pair.
+      # The diagonal contains the scores of each source with the hard negatives of its own pair.
       negative_BK = contrastive.positives(negative_BBK)
       shared_BN = negative_BBK.reshape(len(score_BB), -1)
       options["negative_BN"] = shared_BN if self.share_negatives else negative_BK
@@ -155,17 +159,17 @@ class InBatchNegativesModel(base.BitextModel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ContrastiveModel(InBatchNegativesModel):
-  """One encoder for both sides, trained to score translations above other sentences of the batch.
+  """One encoder for both sides, trained to score translations above other sentences in the batch.
 
-  Batches may contain hard negatives: wrong targets of each source, the feature `negatives`, int32
-  [B, K, U]. Rows with only padding do not count. With `mask_duplicates`, neither do hard negatives
-  that equal a text of a source's pair, or of a pair that shares a text with it. Each pair then has
-  K more sentences to encode.
+  Batches may contain hard negatives, which are wrong targets for each source, in the feature
+  `negatives` (int32, [B, K, U]). Each pair then has K more sentences to encode. Rows with only
+  padding are ignored. With `mask_duplicates`, a hard negative is also ignored if it equals a text
+  in the source's pair, or in a pair that shares a text with the source's pair.
 
   Attributes:
-    network: Encoder of both sides.
+    network: Encoder for both sides.
 
-  For the other options, see `InBatchNegativesModel`.
+  For the inherited attributes, see `InBatchNegativesModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -178,19 +182,16 @@ class ContrastiveModel(InBatchNegativesModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the contrastive loss, and metrics.
+    """Returns the mean contrastive loss over pairs, and metrics.
 
     Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (0 to 1, within the
     batch), embedding_norm, tokens_per_example (real tokens of both sides), and the metrics
     of `in_batch_loss` and `matryoshka.mean_loss`.
     """
     names = ("inputs", "targets", "negatives")
+    tokens_BRT = base.interleave(*(batch[name] for name in names if name in batch))
     vector_BRS = gradient_caching.embed_texts(
-      self.network,
-      params,
-      base.interleave(*(batch[name] for name in names if name in batch)),
-      slices=self.embedding_slices,
-      rng=dropout_rng,
+      self.network, params, tokens_BRT, slices=self.embedding_slices, rng=dropout_rng
     )
     vector_B2S = vector_BRS[:, :2]
     negative_BKS = vector_BRS[:, 2:] if "negatives" in batch else None

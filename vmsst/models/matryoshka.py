@@ -1,11 +1,12 @@
-"""Matryoshka losses: the first dimensions of a vector become useful by themselves.
+"""Matryoshka losses, which make the first dimensions of a vector useful on their own.
 
-A model computes its in-batch loss from the whole vectors and from their first dimensions. Vectors
-of the trained encoder can then be cut (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`)
-to save memory and search time. `vmsst eval --dimensions 64` evaluates the cut vectors.
+A model computes its in-batch loss from the whole vectors and from their first dimensions. To save
+memory and search time, you can then truncate the vectors from the trained encoder
+(`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). `vmsst eval --dimensions 64` evaluates
+the truncated vectors.
 
-`LayersModel` does the same for the first layers of the encoder. To make the trained encoder
-faster, cut it to these layers (`Encoder.truncate(4)`).
+`LayersModel` does the same for the first layers of the encoder. To make the trained encoder faster,
+keep only these layers (`Encoder.truncate(4)`).
 
 References: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights); Li et al.
 2024, 2D Matryoshka Sentence Embeddings.
@@ -27,12 +28,12 @@ Vectors = TypeVar("Vectors")
 
 
 def check_dims(dims: Any, name: str = "matryoshka_dims") -> None:
-  """Raises InputError unless `dims` is a sequence of different positive integers."""
+  """Raises InputError unless `dims` is a sequence of distinct positive integers."""
   numbers = isinstance(dims, Sequence) and all(type(dim) is int and dim > 0 for dim in dims)
   if not numbers or len({*dims}) < len(dims):
     raise errors.InputError(
-      f"{name} is {dims!r}; set it to different numbers, such as (64, 128) dimensions or (2, 4) "
-      "layers, or to () to train the whole only"
+      f"{name} is {dims!r}; set it to distinct positive integers, such as (64, 128) for dimensions "
+      "or (2, 4) for layers, or to () to train only the whole vector or encoder"
     )
 
 
@@ -41,21 +42,21 @@ def mean_loss(
   vectors: Vectors,
   dims: Sequence[int],
 ) -> tuple[Float[Array, "..."], base.Metrics]:
-  """Returns the mean loss of the whole vectors and of their first `dims` dimensions.
+  """Returns the mean loss over the whole vectors and the vectors truncated to each size in `dims`.
 
-  The other dimensions are set to zero, so that they change no dot product and no cosine.
+  Truncation sets the remaining dimensions to zero, so they do not affect dot products or cosines.
 
   Args:
-    loss: Maps vectors to a loss and metrics.
-    vectors: An array or several, with the dimensions of the vectors last.
-    dims: Numbers of first dimensions; if empty, only the whole vectors count.
+    loss: Function that maps vectors to a loss and metrics.
+    vectors: One or more arrays whose last axis is the vector dimensions.
+    dims: Numbers of dimensions to keep; if empty, only the whole vectors are used.
 
   Returns:
-    The mean, and metrics: the metrics of the whole vectors, and the loss and metrics of each number
-    of dimensions, with a prefix such as `first_64/`.
+    The mean loss, and metrics. The metrics of the whole vectors have no prefix. The loss and
+    metrics of the truncated vectors have a prefix such as `first_64/`.
 
   Raises:
-    InputError: the vectors have no more dimensions than a number in `dims`.
+    InputError: a number in `dims` is not below the width of the vectors.
   """
   total, metrics = loss(vectors)
   metrics = dict(metrics)
@@ -70,23 +71,23 @@ def mean_loss(
 def _first(x: Float[Array, "... S"], dim: int) -> Float[Array, "... S"]:
   if dim >= x.shape[-1]:
     raise errors.InputError(
-      f"matryoshka_dims has {dim}, but vectors have {x.shape[-1]} dimensions; give smaller numbers"
+      f"matryoshka_dims has {dim}, but vectors have {x.shape[-1]} dimensions; use smaller sizes"
     )
   return jnp.where(jnp.arange(x.shape[-1]) < dim, x, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LayersModel(base.BitextModel):
-  """Trains an encoder and the encoders of its first layers, with the loss of another model.
+  """Trains an encoder and shorter encoders made of its first layers, all with the same loss.
 
-  The loss is the mean over the encoders. Each computes its layers anew, so a step with the first 2
-  and 4 of 6 layers takes the time of 12 layers.
+  The loss is the mean over the encoders. Each encoder computes its own layers, so a training step
+  for a 6-layer encoder and its first 2 and 4 layers takes as long as a step for 12 layers.
 
   Attributes:
-    model: Computes the loss of an encoder.
-    layers: Numbers of first layers.
+    model: Model that computes the loss of each encoder.
+    layers: Numbers of layers in the shorter encoders.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   model: base.BitextModel
@@ -111,11 +112,11 @@ class LayersModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean loss, and metrics.
 
-    Metrics: `loss` is the mean. The others are the metrics of the model with all layers and, with a
-    prefix such as `layers_4/`, with each number of first layers.
+    Metrics: `loss` is the mean loss. The remaining metrics of the whole encoder have no prefix. The
+    metrics of the shorter encoders have a prefix such as `layers_4/`.
 
     Raises:
-      InputError: the encoder has no more layers than a number in `layers`.
+      InputError: a number in `layers` is not below the number of layers in the encoder.
     """
     total, metrics = self.model.loss_fn(params, batch, dropout_rng)
     losses = [metrics["loss"]]

@@ -1,4 +1,4 @@
-"""A model with several objectives, one for each batch."""
+"""A model with several objectives; each batch uses one of them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -15,25 +15,25 @@ from vmsst.networks import sentence_encoder
 class ObjectivesModel(base.BitextModel):
   """Trains one encoder with several losses.
 
-  The feature `objective/NAME` of a batch chooses the model that computes its loss. A step is
-  compiled for each objective.
+  The batch feature `objective/NAME` selects the model that computes the loss. One training step is
+  compiled per objective.
 
   Attributes:
-    models: Models by the names of their objectives, with the same encoder and vocabulary.
+    models: Models by objective name; all models share the same encoder and vocabulary.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   models: Mapping[str, base.BitextModel]
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The encoder of the models."""
+    """The encoder that all models share."""
     return next(iter(self.models.values())).sentence_encoder
 
   @property
   def compares_pairs(self) -> bool:
-    """Whether one of the losses compares pairs."""
+    """Whether any of the losses compares pairs."""
     return any(model.compares_pairs for model in self.models.values())
 
   def get_initial_variables(
@@ -42,7 +42,7 @@ class ObjectivesModel(base.BitextModel):
     input_shapes: Mapping[str, tuple[int, ...]],
     input_types: Mapping[str, Any] | None = None,
   ) -> Mapping[str, Any]:
-    """Returns the initial variables of all models: the encoder, and layers of single objectives."""
+    """Returns initial variables for the shared encoder and for layers that only one model uses."""
     merged: dict[str, dict[str, Any]] = {}
     for model in self.models.values():
       for kind, tree in model.get_initial_variables(rng, input_shapes, input_types).items():
@@ -52,7 +52,7 @@ class ObjectivesModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss and the metrics of the batch's objective, and `NAME/loss`, its loss."""
+    """Returns the loss and metrics of the batch's objective; `NAME/loss` repeats the loss."""
     (feature_name,) = (feature for feature in batch if feature.startswith(tables.OBJECTIVE))
     name = feature_name.removeprefix(tables.OBJECTIVE)
     loss, metrics = self.models[name].loss_fn(params, batch, dropout_rng)

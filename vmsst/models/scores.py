@@ -1,6 +1,6 @@
-"""Models that learn scores: the grades of pairs, or a teacher's scores of a query's candidates.
+"""Models that learn gold similarities of pairs, or a teacher's scores for candidates.
 
-Axes: `K` hard negatives of a pair, `C` = 1 + K candidates of a query, its target first.
+Axes: `K` hard negatives per pair, `C` = 1 + K candidates per query, starting with the target.
 """
 
 import dataclasses
@@ -20,19 +20,19 @@ from vmsst.networks import sentence_encoder
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SimilarityModel(base.BitextModel):
-  """Trains the cosines of graded pairs, such as sentences and their semantic similarity.
+  """Trains cosines on pairs with gold similarities, as in semantic textual similarity.
 
-  The grade of a pair is the feature `scores`, float32 [B, 1].
+  The gold similarity of each pair is read from the float32 feature `scores`, [B, 1].
 
   Attributes:
-    network: Encoder of both sides.
-    loss: "cosent" ranks the pairs of a batch, and grades may have any range; "mse" is the squared
-      error of the cosine of each pair, and grades are from -1 to 1.
-    scale: Factor on every cosine for "cosent", the inverse of a temperature.
-    embedding_slices: As for `vmsst.models.contrastive.InBatchNegativesModel`.
-    matryoshka_dims: Likewise.
+    network: Encoder for both sides.
+    loss: "cosent" ranks the pairs in a batch, so gold similarities may have any range; "mse" is the
+      squared error of each pair's cosine, so gold similarities must be from -1 to 1.
+    scale: Factor that "cosent" applies to every cosine; the inverse of the temperature.
+    embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
+    matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -55,7 +55,7 @@ class SimilarityModel(base.BitextModel):
 
   @property
   def compares_pairs(self) -> bool:
-    """Whether the loss ranks the pairs of a batch."""
+    """Whether the loss ranks the pairs in a batch."""
     return self.loss == "cosent"
 
   def loss_fn(
@@ -63,11 +63,13 @@ class SimilarityModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss of the batch, and metrics.
 
-    Metrics: loss, error (mean absolute difference of cosine and grade), embedding_norm,
-    tokens_per_example (real tokens of both sides), and the metrics of `matryoshka.mean_loss`.
+    Metrics: loss, error (mean absolute difference between cosine and gold similarity),
+    embedding_norm, tokens_per_example (real tokens of both sides), and the metrics of
+    `matryoshka.mean_loss`.
     """
-    vector_B2S = gradient_caching.embed_pairs(
-      self.network, params, batch, slices=self.embedding_slices, rng=dropout_rng
+    tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
+    vector_B2S = gradient_caching.embed_texts(
+      self.network, params, tokens_B2T, slices=self.embedding_slices, rng=dropout_rng
     )
     grade_B = batch["scores"][:, 0]
 
@@ -89,19 +91,19 @@ class SimilarityModel(base.BitextModel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreDistillationModel(contrastive_model.ContrastiveModel):
-  """Trains the scores of a query's target and hard negatives to match a teacher's.
+  """Trains the scores for a query's target and hard negatives to match a teacher's scores.
 
-  The teacher is usually a cross-encoder. Its scores are the feature `scores`, float32 [B, 1 + K].
-  Scores of hard negatives that do not count for CONTRASTIVE do not count here either.
+  The teacher is usually a cross-encoder. The float32 feature `scores`, [B, 1 + K], contains its
+  scores. Hard negatives that `ContrastiveModel` ignores are ignored here, too.
 
   Attributes:
-    distillation: "kl_divergence" compares distributions over the candidates, "margin_mse" the
-      margins between the target and each hard negative.
-    temperature: Divisor of the teacher's scores, for "kl_divergence"; the student's temperature is
-      1 / `scale`.
-    contrastive_weight: Weight of the contrastive loss in the sum; E5 uses 0.2.
+    distillation: "kl_divergence" compares distributions over the candidates; "margin_mse" compares
+      the margins between the target and each hard negative.
+    temperature: Divisor applied to the teacher's scores by "kl_divergence"; the student's
+      temperature is 1 / `scale`.
+    contrastive_weight: Weight of the contrastive loss in the total loss; E5 uses 0.2.
 
-  For the other options, see `ContrastiveModel`.
+  For the inherited attributes, see `ContrastiveModel`.
   """
 
   distillation: str = "kl_divergence"
@@ -116,7 +118,7 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
 
   @property
   def compares_pairs(self) -> bool:
-    """Whether the loss has in-batch negatives."""
+    """Whether the loss uses in-batch negatives."""
     return self.contrastive_weight > 0
 
   def loss_of_scores(
@@ -126,9 +128,9 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
     same_BB: Bool[Array, "B B"] | None,
     batch: base.Batch,
   ) -> tuple[Float[Array, "B"], base.Metrics]:
-    """Returns the loss of each pair and its two terms, loss/distillation and loss/contrastive.
+    """Returns the loss of each pair, and metrics with loss/distillation and loss/contrastive.
 
-    For the arguments and the other metrics, see `ContrastiveModel`.
+    For the arguments and the remaining metrics, see `ContrastiveModel`.
     """
     contrastive_B, metrics = super().loss_of_scores(score_BB, negative_BBK, same_BB, batch)
     if negative_BBK is None or "scores" not in batch:

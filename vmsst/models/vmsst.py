@@ -1,7 +1,8 @@
 """VMSST, and VMSST with an additional contrastive loss (VMSST paper, sections 4 and 6.3).
 
-A pair (x_i, x_j) has three latents: z_sem, the meaning of both sentences, and z_i and z_j, all
-that is specific to one sentence. Sides are 0 (`inputs`) and 1 (`targets`).
+A pair (x_i, x_j) has three latents. z_sem represents the meaning that both sentences share; z_i and
+z_j represent what is specific to one sentence. Side 0 of a pair is `inputs`, and side 1 is
+`targets`.
 """
 
 import dataclasses
@@ -18,16 +19,16 @@ from vmsst.losses import gaussian
 from vmsst.models import base, bitranslation, contrastive, gradient_caching
 from vmsst.networks import sentence_encoder, vmsst
 
-# A latent with less mutual information with the text, in nats, is reported as collapsed.
+# A latent whose mutual information with the text is below this value, in nats, has collapsed.
 COLLAPSED_BELOW = 0.1
-# Names of the latents of a pair in metrics.
+# Latent names in metrics.
 LATENTS = ("semantic", "input_language", "target_language")
-# Rows of a pair in the decoder call of a step.
+# Each pair has four rows in the decoder call: two reconstructions, then two translations.
 _RECONSTRUCTION, _TRANSLATION = slice(0, 2), slice(2, 4)
 
 
 class _Terms(NamedTuple):
-  """The VMSST loss of some pairs, its metrics, and the semantic means that other losses use."""
+  """The VMSST loss summed over pairs, its metrics, and values that other losses and metrics use."""
 
   total: Float[Array, ""]  # sum over pairs
   metrics: base.Metrics
@@ -44,25 +45,26 @@ class VmsstModel(base.BitextModel):
     -log p(x_i | mu_sem(x_j), 0) - log p(x_j | mu_sem(x_i), 0) - elbo_weight * ELBO
     ELBO = log p(x_i | z_sem, z_i) + log p(x_j | z_sem, z_j) - kl_weight * (KL_sem + KL_i + KL_j)
 
-  Log-likelihoods are summed over real tokens, EOS included, and KLs over dimensions. z_sem is
-  sampled from the posterior of one side; sides alternate by row and swap at every step. In
-  translation, the language latent is the prior mean: the target's latent would leak the text to
-  predict (`language_mean` uses it nevertheless), and the source's latent describes another
-  language. The weight of the KLs rises linearly from 0 to `kl_weight` over the first
-  `kl_anneal_steps` steps.
+  Log-likelihoods are summed over real tokens, EOS included; KLs are summed over dimensions. z_sem
+  is sampled from the posterior of one side, which alternates by row and swaps at every step. By
+  default, translation uses the prior mean (zero) as the language latent. The target's latent would
+  leak the text to predict, and the source's latent describes a different language. The KL weight
+  rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
 
   Attributes:
-    network: Both encoders and the decoder.
+    network: Network with both encoders and the decoder.
     elbo_weight: Lambda in the paper.
-    kl_anneal_steps: Steps until the KL terms reach their full weight; 0 starts with it.
-    kl_weight: Full weight of the KL terms; 0 omits them, but latents are still sampled.
-    elbo_sample: Whether the ELBO's decoder gets samples of the latents; if not, it gets posterior
-      means, as in the released code of Wieting et al. (2020).
-    language_mean: Whether translation gets the posterior mean of the target's own language latent
-      instead of the prior mean. It then sees the text that it predicts.
-    evaluation_samples: Number of samples for the likelihood bounds in evaluation; 0 omits them.
+    kl_anneal_steps: Steps until the KL terms reach their full weight; with 0, they start at full
+      weight.
+    kl_weight: Full weight of the KL terms; with 0, they are omitted, but latents are still sampled.
+    elbo_sample: Whether the ELBO's reconstructions use samples of the latents. If False, they use
+      posterior means, as in the released code of Wieting et al. (2020).
+    language_mean: Whether translation uses the posterior mean of the target's language latent
+      instead of the prior mean. This posterior mean is computed from the text to predict.
+    evaluation_samples: Number of samples for the likelihood bounds in evaluation; with 0, the
+      bounds are omitted.
 
-  For the other options, see `base.BitextModel`.
+  For the inherited attributes, see `base.BitextModel`.
   """
 
   network: vmsst.VmsstNetwork
@@ -81,7 +83,7 @@ class VmsstModel(base.BitextModel):
 
   @property
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The semantic encoder and its mean."""
+    """The semantic encoder with the head that computes the mean."""
     return sentence_encoder.SentenceEncoder(self.network.config, self.network.latent_dim)
 
   def loss_fn(
@@ -91,27 +93,29 @@ class VmsstModel(base.BitextModel):
     dropout_rng: jax.Array | None,
     step: jax.Array | int | None = None,
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean over pairs of the loss, and metrics.
+    """Returns the mean loss over pairs, and metrics.
 
     Args:
-      params: Parameters of the network.
+      params: Network parameters.
       batch: `inputs`, `targets`, `input_language` and `target_language`.
-      dropout_rng: Key of latents and dropout; without it, latents are means and nothing is dropped.
-      step: Number of completed steps; required in training if the KL terms are annealed (default:
-        full KL weight).
+      dropout_rng: Random key for latents and dropout. If None, latents are posterior means and
+        there is no dropout.
+      step: Number of completed steps; required in training if the KL terms are annealed. If omitted
+        in evaluation, the KL terms have their full weight.
 
     Raises:
-      InputError: KL annealing is on and no step is given.
+      InputError: the KL terms are annealed, but `step` is missing in training.
 
-    Metrics: loss; for translation and reconstruction, nll/ (nats per token) and token_accuracy/;
-    for the latents semantic, input_language and target_language, kl/ (nats per sentence),
-    kl_per_dim/, active_dims/ (dimensions with a KL above 0.01 nats), mutual_information/ (nats,
-    with the text; at most the logarithm of the pairs) and collapsed/ (1 if it is below
-    COLLAPSED_BELOW); kl_weight; embedding_norm; tokens_per_example (real tokens of both sides).
+    Metrics: loss; nll/ (nats per token) and token_accuracy/ for translation and reconstruction; for
+    each latent (semantic, input_language and target_language), kl/ (nats per sentence),
+    kl_per_dim/, active_dims/ (number of dimensions with a KL above 0.01 nats), mutual_information/
+    (with the text, in nats; at most the logarithm of the number of pairs) and collapsed/ (1 if the
+    mutual information is below COLLAPSED_BELOW); kl_weight; embedding_norm; tokens_per_example
+    (real tokens of both sides).
     """
     if step is None and dropout_rng is not None and self.kl_anneal_steps and self.kl_weight:
       raise InputError(
-        "the trainer passes no step, so the KL weight would not rise; on upstream T5X, add "
+        "the trainer does not pass the step, so the KL weight would not rise; on upstream T5X, add "
         "--gin_file=runs/upstream.gin, or set KL_ANNEAL_STEPS = 0"
       )
     side_B = alternating_sides(batch["inputs"].shape[0], step)
@@ -122,9 +126,9 @@ class VmsstModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the training objective at `step` without dropout, and metrics.
 
-    Latents are sampled as in training, by a fixed key. The metrics are the same as for `loss_fn`,
-    plus elbo and importance_weighted_bound: lower bounds on log p(x_i, x_j) in nats per pair, from
-    `evaluation_samples` samples and at full KL weight.
+    Latents are sampled as in training, but with a fixed key. The metrics are the same as for
+    `loss_fn`, plus elbo and importance_weighted_bound, which are lower bounds on log p(x_i, x_j) in
+    nats per pair. The bounds use `evaluation_samples` samples and the full KL weight.
     """
     objective_rng, bounds_rng = jax.random.split(jax.random.key(0))
     side_B = alternating_sides(batch["inputs"].shape[0], None)
@@ -143,7 +147,7 @@ class VmsstModel(base.BitextModel):
     *,
     dropout: bool = True,
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns loss and metrics; z_sem is sampled from the sides `side_B`."""
+    """Returns the loss and metrics; z_sem of each pair is sampled from the side in `side_B`."""
     terms = self._terms(params, batch, side_B, rng, step, dropout=dropout)
     return terms.total / side_B.size, terms.metrics | latent_metrics(terms.latents, rng)
 
@@ -171,7 +175,7 @@ class VmsstModel(base.BitextModel):
     language_B2G = by_side.language_mean_BG
     translated_B2G = language_B2G if self.language_mean else jnp.zeros_like(language_B2G)
     translated_B2Z = _conditions(translated_B2G, bitranslation.other_side(mean_B2S))
-    # Each pair has four rows: reconstructions of both sides, then translations into both.
+    # Each pair has four rows: reconstructions of both sides, then translations into both sides.
     weight_4 = jnp.array([self.elbo_weight, self.elbo_weight, 1.0, 1.0])
     scores = bitranslation.score(
       self.network,
@@ -188,7 +192,7 @@ class VmsstModel(base.BitextModel):
     if step is not None and self.kl_anneal_steps:
       kl_weight *= jnp.minimum(1.0, jnp.asarray(step, jnp.float32) / self.kl_anneal_steps)
     total = scores.weighted
-    if self.kl_weight:  # otherwise an infinite KL would give NaN: 0 * infinity
+    if self.kl_weight:  # with weight 0, an infinite KL would give NaN
       total += self.elbo_weight * kl_weight * jnp.sum(kl_B)
     metrics = {
       "loss": base.ratio(total, count),
@@ -202,7 +206,7 @@ class VmsstModel(base.BitextModel):
   def _bounds(
     self, params: Any, batch: base.Batch, side_B: Int[Array, "B"], rng: jax.Array
   ) -> base.Metrics:
-    """Returns lower bounds on the log-likelihood of both sides; z_sem is from side `side_B`."""
+    """Returns log-likelihood bounds for both sides; z_sem is from the side in `side_B`."""
     pairs = bitranslation.pairs_in_batch(batch)
     embedded_B2TD = bitranslation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, None)
@@ -236,7 +240,7 @@ class VmsstModel(base.BitextModel):
     embedded_B2TD: Float[Array, "B 2 T D"],
     dropout_rng: jax.Array | None,
   ) -> vmsst.Posteriors:
-    """Returns the posteriors of both sides of each pair ([B, 2, ...]) from one call per encoder."""
+    """Returns the posteriors of both sides of each pair, [B, 2, ...], with one call per encoder."""
     posteriors = sentence_encoder.run(
       self.network,
       params,
@@ -248,11 +252,11 @@ class VmsstModel(base.BitextModel):
 
 
 def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None) -> base.Metrics:
-  """Returns metrics of the latents of a batch; `VmsstModel.loss_fn` describes them.
+  """Returns the latent metrics of a batch; `VmsstModel.loss_fn` describes them.
 
   Args:
-    latents: Posteriors by latent.
-    rng: Key of the samples for the mutual information (default: a fixed key).
+    latents: Posteriors by latent name.
+    rng: Random key for the samples that estimate mutual information (default: a fixed key).
   """
   metrics = {}
   keys = base.split_rng(jax.random.key(0) if rng is None else rng, len(latents))
@@ -272,7 +276,7 @@ def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None
 def _latents_of_pairs(
   by_side: vmsst.Posteriors, side_B: Int[Array, "B"]
 ) -> dict[str, gaussian.Latent]:
-  """Returns mean and log-variance of each latent, [B, K]; z_sem comes from the sides `side_B`."""
+  """Returns the mean and log-variance of each latent; z_sem is from the side in `side_B`."""
   semantic = (by_side.semantic_mean_BS, by_side.semantic_log_variance_BS)
   language = (by_side.language_mean_BG, by_side.language_log_variance_BG)
   values: list[Any] = [
@@ -296,13 +300,13 @@ def _sample_latents(
   input_language_BG: Float[Array, "B G"],
   target_language_BG: Float[Array, "B G"],
 ) -> Float[Array, "B 2 Z"]:
-  """Returns the conditioning vectors of the reconstruction of both sides, from sampled latents."""
+  """Returns conditioning vectors for reconstructing both sides, made from sampled latents."""
   language_B2G = jnp.stack([input_language_BG, target_language_BG], axis=1)
   return _conditions(language_B2G, jnp.stack([semantic_BS, semantic_BS], axis=1))
 
 
 def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
-  """Returns both sides twice, for reconstruction and for translation."""
+  """Repeats both sides: once for reconstruction and once for translation."""
   return jnp.concatenate([x, x], axis=1)
 
 
@@ -310,13 +314,14 @@ def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
 class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
   """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST.
 
-  The contrastive loss compares semantic means. Gradient caching slices both tasks: one slice at a
-  time is encoded and decoded.
+  The contrastive loss compares semantic means. Gradient caching covers both tasks: it encodes and
+  decodes one slice at a time.
 
   Attributes:
-    vmsst_weight: Weight of the VMSST loss, in addition to the weight `elbo_weight` of its ELBO.
+    vmsst_weight: Weight of the VMSST loss; within the VMSST loss, the ELBO has the weight
+      `elbo_weight`.
 
-  For the other options, see `VmsstModel` and `contrastive.InBatchNegativesModel`.
+  For the inherited attributes, see `VmsstModel` and `contrastive.InBatchNegativesModel`.
   """
 
   vmsst_weight: float = 0.0005
@@ -335,10 +340,10 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
     *,
     dropout: bool = True,
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns loss and metrics as `VmsstModel` does.
+    """Returns the loss and metrics of both tasks.
 
-    Further metrics: loss/contrastive, loss/vmsst, accuracy/forward and accuracy/backward,
-    and the metrics of `matryoshka.mean_loss`.
+    Metrics in addition to the `VmsstModel` metrics: loss/contrastive, loss/vmsst, accuracy/forward
+    and accuracy/backward, and the metrics of `matryoshka.mean_loss`.
     """
 
     def vmsst_of_slice(batch_slice: Any, rng: jax.Array | None) -> Any:
@@ -364,7 +369,7 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
 
 
 def alternating_sides(pairs: int, step: jax.Array | int | None) -> Int[Array, "B"]:
-  """Returns the side (0 or 1) from which z_sem is sampled: alternates by row and by step."""
+  """Returns the side (0 or 1) from which z_sem is sampled; it alternates by row and by step."""
   return (jnp.arange(pairs) + (0 if step is None else step)) % 2
 
 

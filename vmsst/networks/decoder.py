@@ -1,11 +1,12 @@
 """A T5 1.1 decoder conditioned on one sentence vector at every layer.
 
-Instead of cross-attention, a layer adds `W [LN(x); z]` to its hidden states (VMSST paper, section
-5; Wieting et al. 2020). `z` is the same at every position, so `W` is stored as two kernels, and the
-product with `z` is computed once per sentence. All else is the T5 decoder: causal self-attention
-with unidirectional relative positions, gated feed-forward layer, a norm before each.
+Instead of cross-attention, each layer adds `W [LN(x); z]` to its hidden states (VMSST paper,
+section 5; Wieting et al. 2020). `z` is the same at every position, so `W` is stored as two kernels,
+and the product with `z` is computed once per sentence. The rest matches the T5 decoder: causal
+self-attention with unidirectional relative positions, a gated feed-forward layer, and a norm before
+each of them.
 
-Axes: `Z` is the conditioning vector, in VMSST `[z_lang; z_sem]`.
+Axes: `Z` is the width of the conditioning vector, which is `[z_lang; z_sem]` in VMSST.
 """
 
 from typing import Any, NamedTuple
@@ -19,15 +20,15 @@ from vmsst.networks import dropout, t5
 
 
 def slice_initializer(rows: int, fan_in: int) -> Any:
-  """Returns the initializer for a slice of `rows` rows of a kernel with `fan_in` rows."""
+  """Returns an initializer for `rows` rows of a kernel that has `fan_in` rows in total."""
   return nn.initializers.variance_scaling(rows / fan_in, "fan_in", "truncated_normal")
 
 
 class SentenceInjection(nn.Module):
-  """Maps token and sentence vectors to `W [x; z]` for every token: no bias, no activation.
+  """Maps token and sentence vectors to `W [x; z]` for every token, without bias or activation.
 
   Attributes:
-    config: Sizes and numerics.
+    config: Configuration of the decoder.
   """
 
   config: t5.T5Config
@@ -40,7 +41,7 @@ class SentenceInjection(nn.Module):
     features, fan_in = x_BTD.shape[-1], x_BTD.shape[-1] + sentence_BZ.shape[-1]
 
     def linear(name: str, x: Float[Array, "... M"]) -> Float[Array, "... D"]:
-      # Axes of a feed-forward layer's second kernel: T5X's rules shard the input side.
+      # A feed-forward layer's second kernel has the same axes; T5X's rules shard its input axis.
       kernel_init = slice_initializer(x.shape[-1], fan_in)
       return t5.Dense(features, ("mlp", "embed"), kernel_init, self.config.dtype, name=name)(x)
 
@@ -61,9 +62,9 @@ class DecoderLayer(nn.Module):
     sentence_BZ: Float[Array, "B Z"],
     position: Int[Array, ""] | None = None,
   ) -> tuple[Float[Array, "B T D"], None]:
-    """Returns the new hidden states and None, as a scan body must.
+    """Returns the new hidden states and None, as a scan body requires.
 
-    For `position` see `t5.SelfAttention`.
+    For `position`, see `t5.SelfAttention`.
     """
     cfg, deterministic = self.config, self.deterministic
     drop = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
@@ -81,11 +82,11 @@ class DecoderLayer(nn.Module):
 
 
 class Step(NamedTuple):
-  """A step of generation.
+  """One generation step.
 
   Attributes:
-    position: Position of the token to predict, from 0.
-    length: Maximum number of tokens of a sentence, the number of steps.
+    position: Position of the token to predict, counted from 0.
+    length: Maximum number of tokens per sentence, which is the number of steps.
   """
 
   position: Int[Array, ""]
@@ -96,9 +97,9 @@ class LatentDecoder(nn.Module):
   """Computes the hidden states that predict the next token, given the sentence vector.
 
   Attributes:
-    config: Sizes and numerics; `num_encoder_layers` is ignored.
-    num_layers: Layers of the decoder.
-    num_languages: Rows of the language table.
+    config: Configuration of the decoder; `num_encoder_layers` is ignored.
+    num_layers: Number of decoder layers.
+    num_languages: Number of rows in the language table.
   """
 
   config: t5.T5Config
@@ -115,17 +116,18 @@ class LatentDecoder(nn.Module):
     step: Step | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns states in the compute dtype; the state at t predicts token t from earlier ones.
+    """Returns states in the compute dtype; the state at t predicts token t from earlier tokens.
 
-    Padding must be at the end; hidden states there are undefined.
+    Padding must be at the end; hidden states at padding are undefined.
 
     Args:
-      embedded_BTD: Vectors of the tokens to predict. They are shifted right by one position, after
-        the vector of the language (VMSST paper, appendix A.2).
-      languages_B: Language to decode into; an index of `vmsst.languages`.
+      embedded_BTD: Vectors of the tokens to predict. The decoder shifts them right by one position
+        and inserts the language vector at the start (VMSST paper, appendix A.2).
+      languages_B: Language to decode into; an index into `vmsst.languages`.
       sentence_BZ: Sentence vectors.
-      step: The step of generation. `embedded_BTD` then has one vector per row: the previous token,
-        or any vector at the first step. `t5.SelfAttention` describes the cache.
+      step: The generation step; if omitted, all positions are computed at once. With a step,
+        `embedded_BTD` contains one vector per row: the vector of the previous token, or any vector
+        at the first step. `t5.SelfAttention` describes the cache.
       deterministic: False enables dropout (needs an rng named "dropout").
     """
     cfg = self.config

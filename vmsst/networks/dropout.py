@@ -1,8 +1,8 @@
-"""Dropout with random numbers that are cheap on CPUs.
+"""Dropout with random numbers that are cheap to generate on CPUs.
 
-Sixteen random bits decide whether a value is kept, so one word decides about two values. On CPUs,
-JAX lowers threefry to a loop that compiles fast, but writes and reads all words five times. Here,
-threefry is one expression that writes each word once.
+Sixteen random bits decide whether to keep a value, so one 32-bit word serves two values. On CPUs,
+JAX lowers threefry to a loop that compiles fast but reads and writes every word five times. This
+module computes threefry in one expression that writes each word once.
 """
 
 import math
@@ -19,14 +19,14 @@ _PARITY = 0x1BD11BDA
 
 
 class Dropout(nn.Module):
-  """Zeroes random values and divides the others by the share that is kept, as in flax.
+  """Zeroes values at random and divides the remaining values by the keep probability, as in Flax.
 
   Needs an rng named "dropout", unless the rate is 0 or dropout is deterministic.
 
   Attributes:
-    rate: Probability of a zero, rounded to a multiple of 2^-16.
+    rate: Probability of zeroing a value, rounded to a multiple of 2^-16.
     broadcast_dims: Axes along which all values are kept or zeroed together.
-    deterministic: If True, values are returned as they are.
+    deterministic: If True, values are returned unchanged.
   """
 
   rate: float
@@ -37,7 +37,7 @@ class Dropout(nn.Module):
   def __call__(
     self, x: Float[Array, "..."], deterministic: bool | None = None
   ) -> Float[Array, "..."]:
-    """Returns `x` after dropout; pass `deterministic` if the constructor did not get it."""
+    """Returns `x` after dropout; pass `deterministic` here or to the constructor."""
     deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
     dropped = min(round(self.rate * _LEVELS), _LEVELS - 1)
     if deterministic or not dropped:
@@ -50,10 +50,10 @@ class Dropout(nn.Module):
 
 
 def random_levels(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """Returns independent, uniformly distributed integers from 0 to 2^16 - 1, uint32 of a shape."""
+  """Returns independent, uniformly distributed integers from 0 to 2^16 - 1, as uint32."""
   axis = max(len(shape) - 2, 0)
   size = shape[axis]
-  # Two random words are the key of the generator below, so `key` may be of any implementation.
+  # Use two random words as the key for `random_words`, so that `key` may use any implementation.
   words = random_words(
     jax.random.bits(key, (2,), jnp.uint32), (*shape[:axis], (size + 1) // 2, *shape[axis + 1 :])
   )
@@ -62,11 +62,11 @@ def random_levels(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def random_words(key_2: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-  """Returns the words that `jax.random.bits` returns for the same threefry key, uint32 of a shape.
+  """Returns the same uint32 words as `jax.random.bits` with the same threefry key.
 
   Args:
-    key_2: Data of the key, two words.
-    shape: Shape of the result, of fewer than 2^32 words.
+    key_2: The key's data, two words.
+    shape: Shape of the result, which must have fewer than 2^32 words.
   """
 
   def by_jax(key_2: jax.Array) -> jax.Array:
@@ -75,14 +75,14 @@ def random_words(key_2: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
   def as_one_expression(key_2: jax.Array) -> jax.Array:
     index = jnp.arange(math.prod(shape), dtype=jnp.uint32).reshape(shape)
-    # Without the barrier, each use of a word would compute it again.
+    # Without the barrier, XLA would recompute a word for each use.
     return jax.lax.optimization_barrier(_threefry(key_2, index))
 
   return jax.lax.platform_dependent(key_2, cpu=as_one_expression, default=by_jax)
 
 
 def _threefry(key_2: jax.Array, index: jax.Array) -> jax.Array:
-  """Returns the exclusive or of the two words of Threefry-2x32 (Salmon et al. 2011) at counters."""
+  """Returns the XOR of the two Threefry-2x32 output words (Salmon et al. 2011) at each counter."""
   keys = (key_2[0], key_2[1], key_2[0] ^ key_2[1] ^ jnp.uint32(_PARITY))
   first, second = jnp.broadcast_to(keys[0], index.shape), index + keys[1]
   for group in range(5):

@@ -1,12 +1,12 @@
 """LASER's networks: a bidirectional LSTM encoder and a one-layer LSTM decoder.
 
-Each layer computes the inputs of all steps, gates and directions in one matmul. The loop over time
-contains only the recurrent matmul, for both directions at once. The backward pass does the same: it
-collects the gradients of the gates and computes the kernel's gradient in one matmul.
+Each layer computes the gate inputs for all steps and both directions in one matmul. The loop over
+time contains only the recurrent matmul, for both directions at once. The backward pass works the
+same way: it collects the gate gradients and then computes the kernel gradient in one matmul.
 
 Axes in addition to the library's key: `E` width of token embeddings, `R` reading directions, `C`
-width of an LSTM state, `Q` its four gates (4 C: input, forget, cell, output). Inside, time is the
-first axis.
+width of an LSTM state, `Q` = 4 C for its four gates (input, forget, cell, output). Inside the
+networks, time is the first axis.
 
 References: Artetxe and Schwenk 2019 (LASER); details from its released training code.
 """
@@ -28,18 +28,19 @@ from vmsst.networks import dropout, t5
 
 @dataclasses.dataclass(frozen=True)
 class LstmConfig:
-  """Sizes and numerics of LASER's networks: plain values only, so that gin can bind and save it.
+  """Configuration of LASER's networks, with plain values only, so that gin can bind and save it.
 
   Attributes:
-    vocab_size: Rows of a token table (V), at least the vocabulary size.
+    vocab_size: Number of rows in a token table (V); at least the vocabulary size.
     emb_dim: Width of token embeddings (E).
-    hidden_dim: Width of one direction of the encoder; its hidden states are twice as wide.
-    num_layers: Layers of the encoder.
+    hidden_dim: Width of one encoder direction; the encoder's hidden states are twice as wide.
+    num_layers: Number of encoder layers.
     decoder_dim: Width of the decoder state.
-    decoder_output_dim: Width of the decoder's output, the input of the vocabulary projection.
+    decoder_output_dim: Width of the decoder's output, which is the input of the vocabulary
+      projection.
     language_dim: Width of the decoder's language embedding.
-    initializer_range: Parameters are initially uniform within this distance of zero.
-    dropout_rate: Dropout probability of the outputs of each encoder layer.
+    initializer_range: Parameters are initialized uniformly between minus and plus this value.
+    dropout_rate: Dropout probability for the output of each encoder layer.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, gate activations and cells are always
       float32.
   """
@@ -63,11 +64,11 @@ class LstmConfig:
 
   @property
   def width(self) -> int:
-    """Width of the encoder's hidden states: both directions together."""
+    """Width of the encoder's hidden states, with both directions together."""
     return 2 * self.hidden_dim
 
   def token_embedder(self) -> t5.TokenEmbedder:
-    """Returns the token table of the encoder."""
+    """Returns the encoder's token table."""
     return t5.TokenEmbedder(self.vocab_size, self.emb_dim, self.dtype)
 
   def encoder(self) -> "LstmEncoder":
@@ -83,7 +84,7 @@ def lstm(
   hidden_RBC: Float[Array, "R B C"],
   cell_RBC: Float[Array, "R B C"],
 ) -> Float[Array, "T R B C"]:
-  """Returns the hidden states of LSTMs after each step; steps with a False mask change nothing.
+  """Returns LSTM hidden states after each step; steps with a False mask leave states unchanged.
 
   With the gates i, f, g, o = gates_t + h_{t-1} kernel:
 
@@ -92,9 +93,9 @@ def lstm(
 
   Args:
     gates_TRBQ: Contribution of the inputs to the gates before activation, biases included.
-    kernel_RCQ: Kernel of the recurrent matmul, of the same dtype.
+    kernel_RCQ: Kernel of the recurrent matmul, with the dtype of `gates_TRBQ`.
     mask_TRB: False at steps to skip.
-    hidden_RBC: Initial hidden states, of the same dtype.
+    hidden_RBC: Initial hidden states, with the dtype of `gates_TRBQ`.
     cell_RBC: Initial cells, float32.
   """
   return _lstm_forward(gates_TRBQ, kernel_RCQ, mask_TRB, hidden_RBC, cell_RBC)[0]
@@ -118,7 +119,7 @@ def _lstm_forward(
   hidden_RBC: jax.Array,
   cell_RBC: jax.Array,
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
-  """Returns the hidden states and the residuals of the backward pass."""
+  """Returns the hidden states, and the residuals for the backward pass."""
 
   def step(carry, inputs):
     before_RBC, memory_RBC = carry
@@ -134,14 +135,14 @@ def _lstm_forward(
   _, (hidden_TRBC, cell_TRBC, gates_TRBQ) = jax.lax.scan(
     step, (hidden_RBC, cell_RBC), (gates_TRBQ, mask_TRB)
   )
-  # Shifted by one step: the states that entered each step.
+  # Shift the states by one step to get the states before each step.
   before_TRBC = jnp.concatenate([hidden_RBC[None], hidden_TRBC[:-1]])
   memory_TRBC = jnp.concatenate([cell_RBC[None], cell_TRBC[:-1]])
   return hidden_TRBC, (gates_TRBQ, kernel_RCQ, mask_TRB, before_TRBC, memory_TRBC)
 
 
 def _lstm_backward(saved: tuple[jax.Array, ...], grad_TRBC: jax.Array) -> tuple[Any, ...]:
-  """Returns the gradients of the arguments of `lstm`, None for the mask."""
+  """Returns the gradients with respect to the arguments of `lstm`; None for the mask."""
   gates_TRBQ, kernel_RCQ, mask_TRB, before_TRBC, memory_TRBC = saved
 
   def step(carry, inputs):
@@ -171,7 +172,8 @@ def _lstm_backward(saved: tuple[jax.Array, ...], grad_TRBC: jax.Array) -> tuple[
   (hidden_grad_RBC, cell_grad_RBC), gates_grad_TRBQ = jax.lax.scan(
     step, (zeros_RBC, zeros_RBC), (grad_TRBC, gates_TRBQ, mask_TRB, memory_TRBC), reverse=True
   )
-  # One matmul over all steps: inside the loop, each step would read and write the whole gradient.
+  # Use one matmul over all steps, because inside the loop, each step would read and write the whole
+  # gradient.
   kernel_grad_RCQ = jnp.einsum(
     "trbc,trbq->rcq", before_TRBC, gates_grad_TRBQ, preferred_element_type=jnp.float32
   )
@@ -188,7 +190,7 @@ lstm.defvjp(_lstm_forward, _lstm_backward)
 
 
 def uniform(limit: float) -> Callable[..., jax.Array]:
-  """Returns an initializer that is uniform within `limit` of zero."""
+  """Returns an initializer that is uniform between -`limit` and `limit`."""
 
   def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jax.random.uniform(key, shape, dtype, -limit, limit)
@@ -199,7 +201,7 @@ def uniform(limit: float) -> Callable[..., jax.Array]:
 def _parameter(
   config: LstmConfig, name: str, shape: tuple[int, ...], axes: tuple[str, ...]
 ) -> jax.Array:
-  """Returns a parameter of the calling module in the compute dtype."""
+  """Creates a parameter in the calling module and returns it in the compute dtype."""
   init = uniform(config.initializer_range)
   return partitioning.param_with_axes(name, init, shape, jnp.float32, axes=axes).astype(
     config.dtype
@@ -209,7 +211,7 @@ def _parameter(
 def _product(x_TBD: jax.Array, kernel_DQ: jax.Array) -> jax.Array:
   """Returns `x @ kernel`, [T, B, Q], as a 2-D matmul (faster on XLA's CPU backend).
 
-  A sharded batch stays 3-D: to merge T and B, devices would exchange all rows.
+  A sharded batch stays 3-D, because merging T and B would move all rows between devices.
   """
   length, batch, width = x_TBD.shape
   if layouts.local_size(batch=batch) < batch:
@@ -218,10 +220,10 @@ def _product(x_TBD: jax.Array, kernel_DQ: jax.Array) -> jax.Array:
 
 
 class BiLstmLayer(nn.Module):
-  """One bidirectional layer, the states of its two directions concatenated.
+  """A bidirectional layer that concatenates the states of its two directions.
 
   Attributes:
-    config: Sizes and numerics.
+    config: Configuration of the encoder.
   """
 
   config: LstmConfig
@@ -230,10 +232,10 @@ class BiLstmLayer(nn.Module):
   def __call__(
     self, x_TBD: Float[Array, "T B D"], mask_TB: Bool[Array, "T B"]
   ) -> Float[Array, "T B M"]:
-    """Returns [forward; backward] states with M = 2 C; zeros at padding."""
+    """Returns [forward; backward] states with M = 2 C; states at padding are zeros."""
     width = self.config.hidden_dim
-    # T5X's rules replicate "kv": a model axis would split the gates, and the loop would gather them
-    # at every step.
+    # T5X's rules replicate the axis "kv". If the axis were sharded instead, the gates would be
+    # split, and the loop would gather them at every step.
     input_kernel = _parameter(
       self.config, "input_kernel", (x_TBD.shape[-1], 8 * width), ("embed", "kv")
     )
@@ -243,8 +245,8 @@ class BiLstmLayer(nn.Module):
     bias = _parameter(self.config, "bias", (8 * width,), ("kv",))
 
     gates_TBRQ = (_product(x_TBD, input_kernel) + bias).reshape(*x_TBD.shape[:2], 2, -1)
-    # The second direction starts from the last position, often padding. Skipped steps keep the
-    # initial state, so that the last real token gets it.
+    # The second direction starts from the last position, which is often padding. Steps at padding
+    # are skipped, so the last real token still starts from the initial state.
     states_TRBC = lstm(
       jnp.stack([gates_TBRQ[:, :, 0], gates_TBRQ[::-1, :, 1]], axis=1),
       recurrent_kernel_RCQ,
@@ -260,7 +262,7 @@ class LstmEncoder(nn.Module):
   """A stack of bidirectional LSTM layers over embedded tokens.
 
   Attributes:
-    config: Sizes and numerics; the decoder's sizes are ignored.
+    config: Configuration of the encoder; the decoder's sizes are ignored.
   """
 
   config: LstmConfig
@@ -273,7 +275,7 @@ class LstmEncoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype with D = 2 `hidden_dim`; zeros at padding.
+    """Returns hidden states in the compute dtype, with D = 2 `hidden_dim` and zeros at padding.
 
     Args:
       embedded_BTE: Token vectors, plus anything the caller adds to them.
@@ -292,12 +294,13 @@ class LstmEncoder(nn.Module):
 class LstmDecoder(nn.Module):
   """Computes the states that predict the next token of a sentence, given the sentence vector.
 
-  The input of every step is [token; sentence; language]. The initial state is a linear function of
-  the sentence. Sentence and language are the same at all steps, so their matmuls are computed once.
+  The input at every step is [token; sentence; language]. The initial state is a linear function of
+  the sentence. The sentence and the language are the same at all steps, so their matmuls are
+  computed once.
 
   Attributes:
-    config: Sizes and numerics; of the encoder's sizes, only `emb_dim` is used.
-    num_languages: Rows of the language table.
+    config: Configuration of the decoder; `emb_dim` is the only encoder size that the decoder uses.
+    num_languages: Number of rows in the language table.
   """
 
   config: LstmConfig
@@ -310,13 +313,13 @@ class LstmDecoder(nn.Module):
     languages_B: Int[Array, "B"],
     sentence_BZ: Float[Array, "B Z"],
   ) -> Float[Array, "B T O"]:
-    """Returns states [B, T, decoder_output_dim]: the state at t predicts token t from earlier ones.
+    """Returns states, [B, T, decoder_output_dim]; state t predicts token t from earlier tokens.
 
-    Padding must be at the end; states there are undefined.
+    Padding must be at the end; states at padding are undefined.
 
     Args:
-      embedded_BTE: Vectors of the tokens to predict. They are shifted right by one position, after
-        a learned start vector (in LASER the vector of the EOS token).
+      embedded_BTE: Vectors of the tokens to predict. The decoder shifts them right by one position
+        and inserts a learned start vector (in LASER, the vector of the EOS token).
       languages_B: Language to decode into; an index outside the table gives NaN.
       sentence_BZ: Sentence vectors.
     """
@@ -338,7 +341,7 @@ class LstmDecoder(nn.Module):
     start_1BE = jnp.broadcast_to(start_E, (1, batch, cfg.emb_dim))
     tokens_TBE = jnp.concatenate([start_1BE, embedded_BTE[:, :-1].astype(cfg.dtype).swapaxes(0, 1)])
 
-    # Sentence and language add the same numbers to the gates of every step.
+    # The sentence and the language contribute the same values to the gates at every step.
     once_BQ = sentence_BZ @ kernel("sentence", sentence_BZ.shape[-1], 4 * width)
     once_BQ += language_BG @ kernel("language", cfg.language_dim, 4 * width)
     once_BQ += bias("gates", 4 * width)

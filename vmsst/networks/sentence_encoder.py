@@ -1,7 +1,7 @@
-"""The sentence encoder: token table, encoder, pooling and the layers after it.
+"""The sentence encoder: token table, encoder, pooling and the layers after pooling.
 
-The config constructs the encoder: T5, BERT, BiLSTM, or none for static encoders. The layers after
-pooling are the modules of sentence-transformers.
+The config class selects the encoder: T5, BERT, a BiLSTM or, for static encoders, the identity. The
+layers after pooling correspond to sentence-transformers modules.
 """
 
 import dataclasses
@@ -37,13 +37,13 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 class EncoderConfig(Protocol):
-  """Sizes and numerics of an encoder: a frozen dataclass of plain values that constructs it."""
+  """Encoder configuration: a frozen dataclass of plain values that constructs the encoder."""
 
   __dataclass_fields__: ClassVar[dict[str, Any]]
 
   @property
   def vocab_size(self) -> int:
-    """Rows of the token table."""
+    """Number of rows in the token table."""
 
   @property
   def emb_dim(self) -> int:
@@ -58,10 +58,10 @@ class EncoderConfig(Protocol):
     """Width of the hidden states."""
 
   def token_embedder(self) -> nn.Module:
-    """Returns the token table: maps token ids to vectors."""
+    """Returns the token table, which maps token ids to vectors."""
 
   def encoder(self) -> nn.Module:
-    """Returns the encoder: maps token vectors and their mask to hidden states."""
+    """Returns the encoder, which maps token vectors and their mask to hidden states."""
 
 
 class Dense(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ class Dense(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
   Attributes:
     features: Width of the output.
     activation: One of `ACTIVATIONS`.
-    bias: Whether it has a bias.
+    bias: Whether to add a bias.
   """
 
   features: int
@@ -90,7 +90,7 @@ class Dropout(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True)
   """Dropout, in training only.
 
   Attributes:
-    rate: Probability of a zero.
+    rate: Probability of zeroing a value.
   """
 
   rate: float = 0.2
@@ -107,24 +107,25 @@ Layer = Dense | LayerNorm | Dropout | Normalize
 
 
 class SentenceEncoder(nn.Module):
-  """Maps token ids to sentence vectors: means of the semantic latent (VMSST paper, section 5).
+  """Maps token ids to sentence vectors, the means of the semantic latent (VMSST paper, section 5).
 
   Without the head, the vectors are the pooled hidden states themselves, as in EMS. Imported
-  encoders use the pooling they were trained with.
+  encoders use the pooling that they were trained with.
 
-  Inference can load any larger model as this network if the names `token_embedder`, `encoder` and
-  `mean` are at the top level of its parameters.
+  Inference can load this network from any larger model whose parameters have `token_embedder`,
+  `encoder` and `mean` at the top level.
 
   Attributes:
-    config: Sizes and numerics of the encoder.
+    config: Configuration of the encoder.
     latent_dim: Width of the sentence vector (S); in the paper, `config.emb_dim`.
-    head: Whether a bias-free linear layer, `mean`, follows the pooling and the pooler; or any other
-      layers, in order. Their last width must be `latent_dim`.
-    pooling: "mean" of the real tokens' hidden states; "max", their largest value in each dimension
-      (LASER); "cls" or "last", the hidden state of the first or last token; "mean_sqrt_len_tokens",
-      their sum over the square root of their number; "weightedmean", weighted by position from 1.
-      A plus sign concatenates the vectors of several poolings, such as "cls+mean".
-    normalize: Scales vectors to length 1, after all layers.
+    head: Whether to add a bias-free linear layer, `mean`, after the pooling and the pooler; or a
+      sequence of layers to add instead. The output width of the last layer must be `latent_dim`.
+    pooling: How to pool the hidden states of the real tokens: "mean"; "max", the largest value in
+      each dimension (LASER); "cls", the first token; "last", the last token;
+      "mean_sqrt_len_tokens", the sum divided by the square root of the number of tokens; or
+      "weightedmean", a mean weighted by position, counted from 1. A plus sign concatenates several
+      poolings, as in "cls+mean".
+    normalize: Whether to scale vectors to length 1 after all layers.
     pooler_dim: Width of the pooler, a layer `tanh(W h + b)` after the pooling, as in LaBSE and
       distiluse (default: no pooler).
   """
@@ -143,14 +144,14 @@ class SentenceEncoder(nn.Module):
     *_, width = self.widths
     if self.latent_dim != width:
       raise errors.InputError(
-        f"SentenceEncoder.latent_dim is {self.latent_dim}; without a head it must be the width of "
-        f"the last layer or of the pooling, {width}"
+        f"SentenceEncoder.latent_dim is {self.latent_dim}, but the sentence vectors have the width "
+        f"{width}; set it to {width}, or set SentenceEncoder.head to True"
       )
     super().__post_init__()
 
   @property
   def layers(self) -> dict[str, Layer]:
-    """The layers after the pooling, by the names of their parameters."""
+    """The layers after the pooling, by parameter name."""
     layers: dict[str, Layer] = {}
     if self.pooler_dim is not None:
       layers["pooler"] = Dense(self.pooler_dim)
@@ -162,7 +163,7 @@ class SentenceEncoder(nn.Module):
 
   @property
   def widths(self) -> list[int]:
-    """The width of the pooled vector, and of the output of each layer."""
+    """The width of the pooled vector, followed by the output width of each layer."""
     widths = [self.config.width * len(self.pooling.split("+"))]
     for layer in self.layers.values():
       widths.append(layer.features if isinstance(layer, Dense) else widths[-1])
@@ -172,7 +173,7 @@ class SentenceEncoder(nn.Module):
     """Creates the submodules."""
     self.token_embedder = self.config.token_embedder()
     self.encoder = self.config.encoder()
-    # T5X's rules replicate a "kv" axis: these layers are small.
+    # These layers are small, so they use the axis "kv", which T5X's rules replicate.
     for name, layer in self.layers.items():
       if isinstance(layer, Dense):
         setattr(self, name, t5.Dense(layer.features, ("embed", "kv"), use_bias=layer.bias))
@@ -186,7 +187,7 @@ class SentenceEncoder(nn.Module):
   ) -> Float[Array, "B S"]:
     """Returns float32 sentence vectors; padding (id 0) at the end does not change them.
 
-    If pooling is by mean or maximum, rows with only padding are pooled to zeros.
+    With mean or max pooling, rows with only padding are pooled to zeros.
     """
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
@@ -200,7 +201,8 @@ class SentenceEncoder(nn.Module):
       elif isinstance(layer, Dropout):
         vector_BS = getattr(self, name)(vector_BS, deterministic=deterministic)
       else:
-        # A maximum, not a sum, keeps all but tiny lengths exact; zeros stay zeros.
+        # Bounding the length from below, instead of adding an epsilon, keeps all but tiny lengths
+        # exact. Zeros stay zeros.
         square_B1 = jnp.sum(jnp.square(vector_BS), axis=-1, keepdims=True)
         vector_BS = vector_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
     return layouts.constrain(vector_BS, ("batch", "kv"))
@@ -213,13 +215,13 @@ def embed(
   *,
   dropout_rng: jax.Array | None = None,
 ) -> Float[Array, "B S"]:
-  """Returns sentence vectors of a network with the call signature of `SentenceEncoder`.
+  """Returns sentence vectors from a network that has the call signature of `SentenceEncoder`.
 
   Args:
     network: The network.
-    params: Parameters of the network.
+    params: Network parameters.
     tokens_BT: Token ids.
-    dropout_rng: Key of dropout; without a key, no dropout.
+    dropout_rng: Random key for dropout; if None, there is no dropout.
   """
   return cast(jax.Array, run(network, params, "__call__", tokens_BT, dropout_rng=dropout_rng))
 
@@ -231,7 +233,7 @@ def run(
   *arrays: jax.Array,
   dropout_rng: jax.Array | None = None,
 ) -> Any:
-  """Returns the output of a network's method; None as key disables dropout."""
+  """Returns the output of a network's method; if the key is None, there is no dropout."""
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
   return network.apply(
     {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs
@@ -239,17 +241,17 @@ def run(
 
 
 def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
-  """Returns an encoder cut to its first layers, and its parameters.
+  """Returns a shorter encoder with only the first layers, and its parameters.
 
-  Pooling, head and any norm after the last layer stay.
+  The pooling, the head and any norm after the last layer are kept.
 
   Args:
-    network: A `SentenceEncoder`, or another network with its `config` and parameters.
-    params: Parameters of the network, with separate or scanned layers.
-    layers: Number of layers to keep, less than the encoder has.
+    network: A `SentenceEncoder`, or a network with the same `config` and parameter names.
+    params: Network parameters, with separate or scanned layers.
+    layers: Number of layers to keep; must be below the encoder's number of layers.
 
   Raises:
-    InputError: the encoder is not a transformer, or does not have more layers.
+    InputError: the encoder is not a transformer, or it does not have more than `layers` layers.
   """
   config: Any = network.config
   field = "num_encoder_layers" if isinstance(config, t5.T5Config) else "num_layers"
@@ -272,9 +274,10 @@ def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
 def masked_mean(
   hidden_BTD: Float[Array, "B T D"], mask_BT: Bool[Array, "B T"]
 ) -> Float[Array, "B D"]:
-  """Returns the mean of the real tokens' vectors, float32 for any input dtype.
+  """Returns the mean of the real tokens' vectors, in float32 for any input dtype.
 
-  Padding never affects the mean, not even as NaN. A row without real tokens gives zeros.
+  Padding never affects the mean, not even if it contains NaN. A row without real tokens gives
+  zeros.
   """
   hidden_BTD = jnp.where(mask_BT[..., None], hidden_BTD.astype(jnp.float32), 0.0)
   count_B1 = jnp.sum(mask_BT, axis=1, keepdims=True, dtype=jnp.float32)
@@ -284,13 +287,14 @@ def masked_mean(
 def masked_max(
   hidden_BTD: Float[Array, "B T D"], mask_BT: Bool[Array, "B T"]
 ) -> Float[Array, "B D"]:
-  """Returns the largest of the real tokens' values in each dimension, float32 for any input dtype.
+  """Returns the maximum over real tokens in each dimension, in float32 for any input dtype.
 
-  Padding never affects the maximum, not even as NaN. A row without real tokens gives zeros.
+  Padding never affects the maximum, not even if it contains NaN. A row without real tokens gives
+  zeros.
 
-  The gradient goes to the first of equal values. The gradient of `jnp.max` compares values with the
-  maximum: if the compiler computes them twice with different rounding, none is equal, and the
-  gradient is NaN.
+  If several tokens have the maximum, the first one receives the gradient. (The gradient of
+  `jnp.max` compares the values with the maximum. If the compiler computes the values twice with
+  different rounding, no value equals the maximum, and the gradient is NaN.)
   """
   hidden_BTD = hidden_BTD.astype(jnp.float32)
   index_BD = jnp.argmax(jnp.where(mask_BT[..., None], hidden_BTD, -jnp.inf), axis=1)
@@ -301,7 +305,7 @@ def masked_max(
 def pool(
   pooling: str, hidden_BTD: Float[Array, "B T D"], mask_BT: Bool[Array, "B T"]
 ) -> Float[Array, "B D"]:
-  """Returns one float32 vector of the hidden states of each row, by one of `POOLINGS`."""
+  """Pools the hidden states of each row into one float32 vector, with one of `POOLINGS`."""
   if pooling == "cls":
     return hidden_BTD[:, 0].astype(jnp.float32)
   if pooling == "max":
@@ -313,6 +317,6 @@ def pool(
   if pooling == "weightedmean":
     hidden_BTD = hidden_BTD * (jnp.arange(hidden_BTD.shape[1])[:, None] + 1.0)
   mean_BD = masked_mean(hidden_BTD, mask_BT)
-  # Factors that turn the mean of n vectors into their sum over sqrt(n), or over 1 + ... + n.
+  # These factors turn the mean of n vectors into their sum divided by sqrt(n) or by 1 + ... + n.
   factor_B = {"mean_sqrt_len_tokens": jnp.sqrt(count_B), "weightedmean": 2 / (count_B + 1)}
   return mean_BD * factor_B[pooling][:, None] if pooling in factor_B else mean_BD

@@ -1,4 +1,4 @@
-"""Static encoders: a sentence vector is the mean of its tokens' vectors, without attention.
+"""Static encoders, whose sentence vector is the mean of the token vectors, without attention.
 
 The network is a `SentenceEncoder` with a `StaticConfig`, mean pooling and often `normalize`.
 
@@ -16,10 +16,10 @@ from vmsst.networks import t5
 
 @dataclasses.dataclass(frozen=True)
 class StaticConfig:
-  """Sizes and numerics of a static encoder: plain values only, so that gin can bind and save it.
+  """Configuration of a static encoder, with plain values only, so that gin can bind and save it.
 
   Attributes:
-    vocab_size: Rows of the token table (V), at least the vocabulary size.
+    vocab_size: Number of rows in the token table (V); at least the vocabulary size.
     emb_dim: Width of the token vectors (D).
     dtype: Compute dtype, "float32" or "bfloat16". The token table is always float32.
   """
@@ -34,7 +34,7 @@ class StaticConfig:
 
   @property
   def width(self) -> int:
-    """Width of the hidden states; they are the token vectors."""
+    """Width of the hidden states, which are the token vectors."""
     return self.emb_dim
 
   def token_embedder(self) -> t5.TokenEmbedder:

@@ -1,8 +1,8 @@
 """The T5 1.1 encoder: pre-RMSNorm, gated GELU, one relative position bias table, no bias terms.
 
-Parameter names, kernel layouts and initial distributions match T5X's example T5 1.1, so that its
-Adafactor, partitioning rules and checkpoints work. Every parameter has logical axes from T5X's
-standard set. Activation constraints apply only when a mesh and axis rules are set.
+Parameter names, kernel layouts and initial distributions match the T5 1.1 example in T5X, so that
+T5X's Adafactor, partitioning rules and checkpoints work. Every parameter has logical axes from
+T5X's standard set. Activation constraints apply only when a mesh and axis rules are set.
 
 References: Raffel et al. 2020 (T5), Shazeer 2020 (gated GELU), Xue et al. 2021 (mT5).
 """
@@ -26,12 +26,14 @@ from vmsst.networks import dropout
 
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
-  # Recompute all but the weight matmuls, or all but a layer's input.
+  # "minimal" recomputes everything except the weight matmuls; "full" recomputes each layer from its
+  # input.
   "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "full": None,
 }
 REMAT_CHOICES = ("none", *REMAT_POLICIES)
-# Large enough to zero a masked key in the softmax; finite, so that rows of padding give no NaN.
+# Large enough to zero a masked key in the softmax, but finite, so that rows with only padding do
+# not give NaN.
 MASKED = -1e9
 
 TRUNCATED_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -41,25 +43,26 @@ _UNIFORM_FAN_AVG = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-  """Sizes and numerics of a T5 1.1 stack: plain values only, so that gin can bind and save it.
+  """Configuration of a T5 1.1 stack, with plain values only, so that gin can bind and save it.
 
   Attributes:
-    vocab_size: Rows of the token table (V), at least the vocabulary size.
+    vocab_size: Number of rows in the token table (V); at least the vocabulary size.
     emb_dim: Width of token embeddings and hidden states (D).
-    num_heads: Attention heads (H).
+    num_heads: Number of attention heads (H).
     head_dim: Width of one head; H * head_dim may differ from D.
     mlp_dim: Width of the gated feed-forward layer.
-    num_encoder_layers: Layers of one encoder.
+    num_encoder_layers: Number of layers in each encoder.
     dropout_rate: Dropout probability, applied in the same places as in T5.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, norm statistics, softmaxes and
       pooling are always float32.
-    relpos_buckets: Buckets of relative distance, half of them for each direction.
-    relpos_max_distance: Distances from here on share the last bucket.
-    remat: What the backward pass recomputes: "none", "minimal" (all but the weight matmuls) or
-      "full" (each layer from its input).
-    scan_layers: Compile one layer and scan over the stack. Computes the same function and compiles
-      faster. Checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...; networks
-      of both kinds restore both.
+    relpos_buckets: Number of relative-distance buckets; each direction has half of them.
+    relpos_max_distance: All distances from this one on share the last bucket.
+    remat: What the backward pass recomputes: nothing ("none"), everything except the weight matmuls
+      ("minimal"), or each layer from its input ("full").
+    scan_layers: Whether to compile one layer and scan it over the stack, which computes the same
+      function and compiles faster. Checkpoints then contain one stacked `layers` instead of
+      `layers_0`, `layers_1`, ... A network with either setting can restore either kind of
+      checkpoint.
   """
 
   vocab_size: int
@@ -118,7 +121,7 @@ class Dense(nn.Module):
 
   @nn.compact
   def __call__(self, x: Float[Array, "... M"]) -> Float[Array, "... N"]:
-    """Returns `x @ kernel`, plus the bias, if any."""
+    """Returns `x @ kernel`, plus the bias if there is one."""
     kernel = partitioning.param_with_axes(
       "kernel", self.kernel_init, (x.shape[-1], self.features), jnp.float32, axes=self.axes
     )
@@ -153,10 +156,10 @@ class RMSNorm(nn.Module):
 
 
 class TokenEmbedder(nn.Module):
-  """The token table. Several encoders and a decoder may share one.
+  """The token table, which several encoders and a decoder may share.
 
   Attributes:
-    vocab_size: Rows (V).
+    vocab_size: Number of rows (V).
     features: Width (D).
     dtype: Dtype of the returned vectors.
     rows_axis: Logical axis of the rows.
@@ -171,10 +174,10 @@ class TokenEmbedder(nn.Module):
 
   @nn.compact
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Returns the vectors of tokens; NaN for an id outside the table, so that errors show.
+    """Returns token vectors; an id outside the table gives NaN, so that the mistake is visible.
 
-    The parameters may hold only some rows of the table, with their ids in ascending order; see
-    `vmsst.train.row_wise`.
+    The parameters may contain only some rows of the table, and the ids of these rows in ascending
+    order; see `vmsst.train.row_wise`.
     """
     if self.has_variable("params", "rows"):
       table_VD: jax.Array = self.get_variable("params", "embedding")
@@ -189,7 +192,7 @@ class TokenEmbedder(nn.Module):
         jnp.float32,
         axes=(self.rows_axis, "embed"),
       )
-    # Gather before casting: the table is far larger than the batch.
+    # Gather before casting, because the table is far larger than the batch.
     embedded_BTD = jnp.take(table_VD, tokens_BT, axis=0).astype(self.dtype)
     return layouts.constrain(embedded_BTD, ("batch", "length", "embed"))
 
@@ -199,13 +202,13 @@ def relative_position_buckets(
 ) -> np.ndarray:
   """Returns the bucket of every (query, key) pair of positions, int32 [length, length].
 
-  Half of the buckets are for keys after the query. If not `bidirectional`, all of them are for keys
-  before it, and later keys fall into bucket 0. In each direction, the first half of the buckets
-  hold one distance each; the others grow logarithmically up to `max_distance`, and all longer
-  distances share the last bucket.
+  If `bidirectional`, half of the buckets are for keys after the query. Otherwise, all buckets are
+  for keys before the query, and later keys fall into bucket 0. In each direction, each bucket in
+  the first half covers one distance. The remaining buckets grow logarithmically up to
+  `max_distance`, and all longer distances share the last bucket.
 
   Raises:
-    InputError: `max_distance` leaves no room for growing buckets.
+    InputError: `max_distance` is too small for logarithmic buckets.
   """
   position_T = np.arange(length)
   offset_TT = position_T[None, :] - position_T[:, None]
@@ -218,7 +221,7 @@ def relative_position_buckets(
     )
   distance_TT = np.abs(offset_TT) if bidirectional else np.maximum(-offset_TT, 0)
   growth = np.log(np.maximum(distance_TT, 1) / exact) / math.log(max_distance / exact)
-  # Powers of two fall exactly on a boundary; the epsilon keeps them above it.
+  # Powers of two fall exactly on a boundary; the epsilon keeps them above the boundary.
   far_TT = exact + np.floor(growth * (per_direction - exact) + 1e-6).astype(np.int64)
   bucket_TT = np.where(distance_TT < exact, distance_TT, np.minimum(far_TT, per_direction - 1))
   if bidirectional:
@@ -229,21 +232,21 @@ def relative_position_buckets(
 def buckets_by_offset(*, buckets: int, max_distance: int) -> np.ndarray:
   """Returns the bucket of each offset from query to key, int32 [2 max_distance + 1].
 
-  The array starts at the offset -max_distance. Keys farther away than `max_distance` are in the
-  buckets at its two ends. For arguments and errors, see `relative_position_buckets`.
+  The array starts at the offset -max_distance. Keys farther away than `max_distance` use the bucket
+  at the nearest end of the array. For arguments and errors, see `relative_position_buckets`.
   """
   length = 2 * max_distance + 1
   return relative_position_buckets(length, buckets=buckets, max_distance=max_distance)[max_distance]
 
 
 class RelativePositionBias(nn.Module):
-  """One learned number per head and bucket of relative distance, shared by all layers.
+  """A learned bias per head and relative-distance bucket, shared by all layers.
 
   Attributes:
-    num_heads: Attention heads (H).
-    buckets: Buckets of relative distance.
-    max_distance: Distances from here on share the last bucket.
-    bidirectional: Whether later keys have buckets of their own.
+    num_heads: Number of attention heads (H).
+    buckets: Number of relative-distance buckets.
+    max_distance: All distances from this one on share the last bucket.
+    bidirectional: Whether keys after the query have separate buckets.
   """
 
   num_heads: int
@@ -255,11 +258,11 @@ class RelativePositionBias(nn.Module):
   def __call__(
     self, length: int, position: Int[Array, ""] | None = None
   ) -> Float[Array, "1 H Q T"]:
-    """Returns the float32 bias of attention logits.
+    """Returns the float32 attention bias.
 
     Args:
       length: Number of keys (T).
-      position: Position of the only query (default: as many queries as keys).
+      position: Position of the query if there is only one (default: one query per key).
     """
     table_HR = partitioning.param_with_axes(
       "rel_embedding",
@@ -276,23 +279,24 @@ class RelativePositionBias(nn.Module):
     )
     if position is not None:
       bucket_QT = jax.lax.dynamic_slice_in_dim(jnp.asarray(bucket_QT), position, 1)
-    # A matmul with one-hot rows, so that the gradient is a matmul, too. A gather has a scatter.
+    # Multiply by one-hot rows, so that the gradient is a matmul, too. The gradient of a gather is a
+    # scatter.
     onehot_RQT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_QT, jnp.float32)
     bias_HQT = jnp.einsum("hr,rqk->hqk", table_HR, onehot_RQT, precision=jax.lax.Precision.HIGHEST)
     return bias_HQT[None]
 
 
 def padding_bias(mask_BT: Bool[Array, "B T"]) -> Float[Array, "B 1 1 T"]:
-  """Returns the float32 bias of attention logits that hides padding from all queries."""
+  """Returns the float32 attention bias that hides padding from all queries."""
   return jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
 
 
 def causal_bias(length: int, position: Int[Array, ""] | None = None) -> Float[Array, "Q T"]:
-  """Returns the float32 bias of attention logits that hides later keys from each query.
+  """Returns the float32 attention bias that hides later keys from each query.
 
   Args:
     length: Number of keys (T).
-    position: Position of the only query (default: as many queries as keys).
+    position: Position of the query if there is only one (default: one query per key).
   """
   if position is not None:
     return jnp.where(jnp.arange(length) <= position, 0.0, MASKED)[None]
@@ -300,7 +304,7 @@ def causal_bias(length: int, position: Int[Array, ""] | None = None) -> Float[Ar
 
 
 def split_heads(x_BTM: Float[Array, "B T M"], num_heads: int) -> Float[Array, "B T H K"]:
-  """Returns projected vectors cut into heads, laid out over the mesh by head."""
+  """Splits projected vectors into heads, which are sharded over the mesh."""
   x_BTHK = x_BTM.reshape(*x_BTM.shape[:-1], num_heads, -1)
   return layouts.constrain(x_BTHK, ("batch", "length", "heads", "kv"))
 
@@ -315,11 +319,11 @@ def attend(
   """Returns softmax(query key^T + bias) value with heads joined; the softmax is float32.
 
   Args:
-    query_BTHK: Queries; scale them if the logits are to be scaled.
+    query_BTHK: Queries, already scaled if the logits should be scaled.
     key_BTHK: Keys.
-    value_BTHK: Values; they set the dtype of the attention weights.
-    bias_BHTT: Added to the logits: positions and masks, float32.
-    drop: Dropout of the attention weights.
+    value_BTHK: Values; the attention weights have their dtype.
+    bias_BHTT: Float32 bias added to the logits, for positions and masks.
+    drop: Dropout for the attention weights.
   """
   logits_BHTT = jnp.einsum(
     "bqhd,bkhd->bhqk", query_BTHK, key_BTHK, preferred_element_type=jnp.float32
@@ -330,7 +334,7 @@ def attend(
 
 
 class SelfAttention(nn.Module):
-  """Multi-head self-attention; 1/sqrt(head_dim) is in the query initializer, not in the logits."""
+  """Multi-head self-attention; 1/sqrt(head_dim) scales the query initializer, not the logits."""
 
   config: T5Config
   deterministic: bool
@@ -346,10 +350,10 @@ class SelfAttention(nn.Module):
 
     Args:
       x_BTD: Hidden states.
-      bias_BHTT: Added to the logits: positions and masks, float32.
-      position: In generation, the position of the only hidden state. The mutable collection "cache"
-        holds the keys and values of earlier positions; the call adds the keys and values of this
-        one.
+      bias_BHTT: Float32 bias added to the logits, for positions and masks.
+      position: In generation, the position of the only hidden state in `x_BTD`. The mutable
+        collection "cache" contains the keys and values of earlier positions; the call adds the keys
+        and values of this position.
     """
     cfg = self.config
 
@@ -365,7 +369,7 @@ class SelfAttention(nn.Module):
       new_BTHK = heads(name, _NORMAL_FAN_IN)
       if position is None:
         return new_BTHK
-      # The cache is stored by head: attention reads all positions of a head together.
+      # Store the cache by head, because attention reads all positions of a head together.
       new_BHTK = new_BTHK.swapaxes(1, 2)
       rows, heads_of_row, _, width = new_BHTK.shape
       shape = (rows, heads_of_row, bias_BHTT.shape[-1], width)
@@ -385,7 +389,7 @@ class SelfAttention(nn.Module):
     )
 
 
-@jax.checkpoint  # recomputing costs less than storing the inner values
+@jax.checkpoint  # recomputing costs less than storing the intermediate values
 def _gated_gelu(gate: jax.Array, value: jax.Array) -> jax.Array:
   return nn.gelu(gate, approximate=True) * value
 
@@ -419,7 +423,7 @@ class EncoderLayer(nn.Module):
   def __call__(
     self, x_BTD: Float[Array, "B T D"], bias_BHTT: Float[Array, "#B #H T T"]
   ) -> tuple[Float[Array, "B T D"], None]:
-    """Returns the new hidden states and None, as a scan body must."""
+    """Returns the new hidden states and None, as a scan body requires."""
     cfg, deterministic = self.config, self.deterministic
     drop = dropout.Dropout(cfg.dropout_rate, broadcast_dims=(-2,), deterministic=deterministic)
     y_BTD = RMSNorm(cfg.dtype, name="pre_attention_layer_norm")(x_BTD)
@@ -449,10 +453,10 @@ def run_layers(
     config: Passed to each layer; its `scan_layers` and `remat` apply to the stack.
     count: Number of layers.
     x_BTD: Input of the first layer.
-    *shared: Arrays that all layers get, or None.
+    *shared: Arrays (or None) passed to every layer.
     deterministic: Passed to each layer; False enables dropout.
     initializing: Whether the calling module is being initialized.
-    numbered: Whether layers get their number after `shared`.
+    numbered: Whether to pass each layer its index after `shared`.
 
   Returns:
     The output of the last layer.
@@ -466,7 +470,7 @@ def run_layers(
       layer = layer_cls(config, deterministic, name=f"layers_{i}")
       x_BTD, _ = layer(x_BTD, *shared, *((i,) if numbered else ()))
     return x_BTD
-  # The stacked axis is an output during initialization, afterward an input only.
+  # Initialization creates the stacked parameters; later calls only read them.
   axis = 0 if initializing else partitioning.ScanIn(0)
   scanned = partitioning.scan_with_axes(
     layer_cls,
@@ -485,7 +489,7 @@ class T5Encoder(nn.Module):
   """A stack of encoder layers over embedded tokens.
 
   Attributes:
-    config: Sizes and numerics.
+    config: Configuration of the encoder.
   """
 
   config: T5Config

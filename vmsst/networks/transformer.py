@@ -1,14 +1,14 @@
-"""The transformer encoder of BERT and its successors; by default, BERT.
+"""The transformer encoder used by BERT and its successors; the default options give BERT.
 
-One stack serves EMS (its paper, section III, with details from the release) and the released
-encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5.
+One stack implements EMS (EMS paper, section III, with details from the released code) and several
+released encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5.
 `vmsst.formats.transformers` reads the options of released encoders from `config.json`. The encoder
 adds positions and token types itself, so that all encoders have the same inputs: token vectors and
 a mask.
 
-Padding is at the end, with id 0 throughout this library. For models trained with another padding id
-(1 in XLM-R), the importer swaps two rows of the token table and sets `position_offset` to the row
-of the first position.
+Throughout this library, padding is at the end and has id 0. For models trained with a different
+padding id, such as 1 in XLM-R, the importer swaps two rows of the token table and sets
+`position_offset` to the row of the first position.
 
 References: Devlin et al. 2019 (BERT), Conneau et al. 2020 (XLM-R), Song et al. 2020 (MPNet), Su et
 al. 2021 (rotary positions), Ainslie et al. 2023 (grouped queries), Warner et al. 2024 (ModernBERT).
@@ -46,56 +46,60 @@ RELPOS_MAX_DISTANCE = 128
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """Sizes and numerics of an encoder: plain values only, so that gin can bind and save it.
+  """Configuration of an encoder, with plain values only, so that gin can bind and save it.
 
   Attributes:
-    vocab_size: Rows of the token table (V), at least the vocabulary size.
+    vocab_size: Number of rows in the token table (V); at least the vocabulary size.
     emb_dim: Width of token embeddings and hidden states (D), a multiple of `num_heads`.
-    num_heads: Attention heads (H).
+    num_heads: Number of attention heads (H).
     mlp_dim: Width of the feed-forward layer.
-    num_layers: Layers of the encoder.
-    max_positions: Rows of the position table; without a table, maximum tokens of a sentence.
-    position_offset: Row of the first token's position: 0 in BERT, 2 in XLM-R. Sentences have at
-      most `max_positions - position_offset` tokens.
-    num_token_types: Rows of the token type table; single sentences use the first row. With 0 rows,
-      or without learned positions, the encoder has no such table.
-    activation: Activation of the feed-forward layer: "gelu" (exact), "gelu_tanh" (its
-      approximation with tanh), "relu" or "swish".
+    num_layers: Number of encoder layers.
+    max_positions: Number of rows in the position table. If there is no table, the maximum number of
+      tokens per sentence.
+    position_offset: Row of the position table for the first token: 0 in BERT, 2 in XLM-R. Sentences
+      have at most `max_positions - position_offset` tokens.
+    num_token_types: Number of rows in the token type table; single sentences use the first row.
+      With 0 rows, or without learned positions, the encoder has no token type table.
+    activation: Activation of the feed-forward layer: "gelu" (exact), "gelu_tanh" (tanh
+      approximation), "relu" or "swish".
     layer_norm_eps: Added to the variance in norms.
-    initializer_std: Standard deviation of the initial normal distribution of tables and kernels.
-    dropout_rate: Dropout probability of embeddings, attention weights, and the outputs of attention
-      and feed-forward layer.
+    initializer_std: Standard deviation of the normal distribution that initializes tables and
+      kernels.
+    dropout_rate: Dropout probability for embeddings, attention weights, and the outputs of
+      attention and feed-forward layers.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, norms and softmaxes are always
       float32.
-    remat: What the backward pass recomputes: "none", "minimal" (all but the weight matmuls) or
-      "full" (each layer from its input).
-    scan_layers: Compile one layer and scan over the stack. Computes the same function and compiles
-      faster. Checkpoints hold one stacked `layers` instead of `layers_0`, `layers_1`, ...; networks
-      of both kinds restore both.
-    num_kv_heads: Heads of keys and values (grouped queries), a divisor of `num_heads`
+    remat: What the backward pass recomputes: nothing ("none"), everything except the weight matmuls
+      ("minimal"), or each layer from its input ("full").
+    scan_layers: Whether to compile one layer and scan it over the stack, which computes the same
+      function and compiles faster. Checkpoints then contain one stacked `layers` instead of
+      `layers_0`, `layers_1`, ... A network with either setting can restore either kind of
+      checkpoint.
+    num_kv_heads: Number of key and value heads (grouped queries), a divisor of `num_heads`
       (default: `num_heads`).
     head_dim: Width of a head (default: `emb_dim / num_heads`).
     query_scalar: Queries are divided by the square root of this number (default: `head_dim`).
-    qk_norm: Normalize queries and keys in each head.
+    qk_norm: Whether to normalize queries and keys in each head.
     positions: "learned", a table added to the token vectors; "rotary", rotations of queries and
       keys; or "relative", `relpos_buckets` alone.
-    rope_theta: Base of the rotations' wavelengths.
-    local_rope_theta: The same in local layers.
-    relpos_buckets: Number of buckets of relative distance. As in T5, each bucket adds a bias to the
-      attention logits, the same in all layers; 0 adds no bias.
-    causal: Tokens only attend to themselves and to earlier tokens.
-    local_layers: Numbers of the layers with local attention.
-    window: In local layers, tokens only attend to tokens at a smaller distance than this.
+    rope_theta: Base of the rotary wavelengths.
+    local_rope_theta: Base of the rotary wavelengths in local layers.
+    relpos_buckets: Number of relative-distance buckets. As in T5, each bucket has a learned bias
+      for the attention logits, shared by all layers. With 0 buckets, there is no bias.
+    causal: Whether tokens attend only to themselves and to earlier tokens.
+    local_layers: Indices of the layers with local attention.
+    window: In local layers, tokens attend only to tokens closer than this distance.
     norm: "layer" or "rms" (scaled by the root mean square, neither centered nor shifted).
-    norm_place: Where the norms of attention and feed-forward layer are: "after" the residual sum
-      (BERT), "before" the layer, or "around" it (before, and after it but before the sum). With
-      "before" and "around", another norm follows the last layer.
-    first_norm: Whether the first layer has a norm before its attention; not in ModernBERT.
-    embedding_norm: Normalize the token vectors.
-    scale_embeddings: Multiply the token vectors by `sqrt(emb_dim)`.
+    norm_place: Where to put the norms for each attention and feed-forward layer: "after" the
+      residual sum (BERT), "before" the layer, or "around" the layer (on its input, and on its
+      output before the residual sum). With "before" and "around", a final norm follows the last
+      layer.
+    first_norm: Whether the first layer has a norm before its attention; False in ModernBERT.
+    embedding_norm: Whether to normalize the token vectors.
+    scale_embeddings: Whether to multiply the token vectors by `sqrt(emb_dim)`.
     use_bias: Whether linear layers have a bias.
     norm_bias: Whether layer norms have a bias.
-    gated: The feed-forward layer is `wo (activation(wi_0 x) * wi_1 x)`.
+    gated: Whether the feed-forward layer is `wo (activation(wi_0 x) * wi_1 x)`.
   """
 
   vocab_size: int
@@ -167,7 +171,7 @@ class TransformerConfig:
 
   @property
   def max_tokens(self) -> int:
-    """Maximum number of tokens of a sentence."""
+    """Maximum number of tokens per sentence."""
     return self.max_positions - self.position_offset
 
   @property
@@ -182,7 +186,7 @@ class TransformerConfig:
 
   @property
   def kv_heads(self) -> int:
-    """Heads of keys and values."""
+    """Number of key and value heads."""
     return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
   def token_embedder(self) -> t5.TokenEmbedder:
@@ -213,8 +217,8 @@ class LayerNorm(nn.Module):
   Attributes:
     epsilon: Added to the variance.
     dtype: Output dtype.
-    centered: Whether to subtract the mean. If not, the variance is the mean square (RMSNorm).
-    use_bias: Whether to shift.
+    centered: Whether to subtract the mean. If False, the variance is the mean square (RMSNorm).
+    use_bias: Whether to add a bias.
     axis: Logical axis of the parameters.
   """
 
@@ -242,14 +246,14 @@ class LayerNorm(nn.Module):
 
 
 def norm(config: TransformerConfig, name: str, axis: str = "embed") -> LayerNorm:
-  """Returns the kind of norm that a config selects."""
+  """Returns the norm that a config selects."""
   centered = config.norm == "layer"
   use_bias = centered and config.norm_bias
   return LayerNorm(config.layer_norm_eps, config.dtype, centered, use_bias, axis, name=name)
 
 
 def rotary_angles(length: int, head_width: int, theta: float) -> Float[Array, "T F"]:
-  """Returns the angles of rotary positions: position t times theta^(-2f / K), F = K / 2."""
+  """Returns the rotary angle t * theta^(-2f / K) for position t and frequency f, with F = K / 2."""
   rate_F = theta ** (-np.arange(0, head_width, 2) / head_width)
   return jnp.asarray(np.arange(length)[:, None] * rate_F, jnp.float32)
 
@@ -313,7 +317,8 @@ class Mlp(nn.Module):
     cfg = self.config
     wide = functools.partial(dense, cfg, cfg.mlp_dim, ("embed", "mlp"))
     wide_BTM = wide(name="wi_0" if cfg.gated else "wi")(x_BTD)
-    # Recomputing the activation in the backward pass costs less than storing its inner values.
+    # Recomputing the activation in the backward pass costs less than storing its intermediate
+    # values.
     hidden_BTM = jax.checkpoint(ACTIVATIONS[cfg.activation])(wide_BTM)
     if cfg.gated:
       hidden_BTM = hidden_BTM * wide(name="wi_1")(x_BTD)
@@ -335,14 +340,14 @@ class EncoderLayer(nn.Module):
     angle: Float[Array, "*kinds T F"] | None = None,
     number: Int[Array, ""] | int | None = None,
   ) -> tuple[Float[Array, "B T D"], None]:
-    """Returns the new hidden states and None, as a scan body must.
+    """Returns the new hidden states and None, as a scan body requires.
 
     Args:
       x_BTD: Hidden states.
-      bias: Added to the logits: positions and masks, float32. If the config has local layers, a
-        stack of two biases: for global layers, and for local layers.
-      angle: Angles of rotary positions, stacked likewise.
-      number: Number of the layer, if the config has local layers or no first norm.
+      bias: Float32 bias added to the logits, for positions and masks. If the config has local
+        layers, this is a stack of two biases, for global and for local layers.
+      angle: Rotary angles, stacked in the same way.
+      number: Index of the layer; needed if the config has local layers or no first norm.
     """
     cfg = self.config
     if cfg.local_layers:
@@ -373,10 +378,10 @@ class EncoderLayer(nn.Module):
 
 
 class TransformerEncoder(nn.Module):
-  """Adds positions and token type to embedded tokens and runs a stack of encoder layers.
+  """Adds position and token type vectors to token vectors and runs a stack of encoder layers.
 
   Attributes:
-    config: Sizes and numerics.
+    config: Configuration of the encoder.
   """
 
   config: TransformerConfig
@@ -397,18 +402,19 @@ class TransformerEncoder(nn.Module):
       deterministic: False enables dropout (needs an rng named "dropout").
 
     Raises:
-      InputError: the sentences are longer than the position table.
+      InputError: the sentences have more tokens than the config has positions.
     """
     cfg = self.config
     first, length = cfg.position_offset, embedded_BTD.shape[1]
     if first + length > cfg.max_positions:
       raise errors.InputError(
-        f"sentences have {length} tokens; TransformerConfig has positions for {cfg.max_tokens} "
-        f"(max_positions {cfg.max_positions}, position_offset {first}); shorten them"
+        f"sentences have {length} tokens, but TransformerConfig has positions for {cfg.max_tokens} "
+        f"(max_positions {cfg.max_positions}, position_offset {first}); shorten the sentences"
       )
 
     def table(name: str, rows: int) -> Float[Array, "R D"]:
-      # T5X's Adafactor has no name for an axis of absolute positions. Rules replicate this one.
+      # T5X's Adafactor has no axis name for absolute positions, so use the name for relative
+      # positions, which T5X's rules replicate.
       return partitioning.param_with_axes(
         name,
         nn.initializers.normal(cfg.initializer_std),
@@ -442,9 +448,9 @@ class TransformerEncoder(nn.Module):
     return x_BTD if cfg.norm_place == "after" else norm(cfg, "encoder_norm")(x_BTD)
 
   def _attention(self, mask_BT: Bool[Array, "B T"]) -> tuple[jax.Array | None, ...]:
-    """Returns the bias of attention logits, and the angles of rotary positions or None.
+    """Returns the attention bias, and the rotary angles or None.
 
-    With local layers, each is a stack of two arrays: for global layers, and for local layers.
+    With local layers, each result is a stack of two arrays, for global and for local layers.
     """
     cfg, length = self.config, mask_BT.shape[1]
     bias = t5.padding_bias(mask_BT)

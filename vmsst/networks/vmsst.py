@@ -1,16 +1,17 @@
-"""The networks of VMSST and BITRANSLATION: encoders, heads, decoder and vocabulary projection.
+"""VMSST and BITRANSLATION networks: encoders, heads, decoder and vocabulary projection.
 
-The top level of their parameters has the names of `sentence_encoder.SentenceEncoder`
+The top level of their parameters has the same names as in `sentence_encoder.SentenceEncoder`
 (`token_embedder`, `encoder`, `mean`), so that inference can load the semantic encoder alone.
 
-Groups of languages may have an encoder or a decoder each. Groups are a tuple that maps the index of
-every language (see `vmsst.languages`) to its group, or to -1 for no group; an empty tuple means one
-encoder or decoder for all languages. Every copy processes all rows, and each row gets the output
-of its group's copy. This is exact under any sharding and multiplies the FLOPs of the encoder or
-decoder by the number of copies. Gradients reach only the copies of languages in the batch.
+Language groups may have separate language encoders or decoders. A tuple maps the index of each
+language (see `vmsst.languages`) to the number of its group, or to -1 if the language has no group.
+With an empty tuple, all languages share one language encoder or decoder. Every copy of an encoder
+or decoder processes all rows, and each row uses the output of its group's copy. The results are
+exact under any sharding, but the FLOPs of the encoder or decoder are multiplied by the number of
+copies. Only copies for languages in the batch receive gradients.
 
-Axes: `S` semantic and `G` language latent, as everywhere, and `Z` for the decoder's conditioning
-vector: `[z_lang; z_sem]` in VMSST, `z_sem` in BITRANSLATION.
+Axes: `S` semantic latent, `G` language latent, and `Z` for the decoder's conditioning vector, which
+is `[z_lang; z_sem]` in VMSST and `z_sem` in BITRANSLATION.
 """
 
 from collections.abc import Sequence
@@ -27,7 +28,7 @@ from vmsst.networks import decoder, sentence_encoder, t5
 
 
 class Posteriors(NamedTuple):
-  """Diagonal Gaussian posteriors of the latents of each sentence, float32."""
+  """Diagonal Gaussian posteriors of each sentence's latents, in float32."""
 
   semantic_mean_BS: Float[Array, "B S"]
   semantic_log_variance_BS: Float[Array, "B S"]
@@ -38,7 +39,7 @@ class Posteriors(NamedTuple):
 class Projection(NamedTuple):
   """Arguments of `losses.vocabulary.weighted_nll` for the logits `hidden W_h + sentence W_s`.
 
-  `sentence_BZ` and its kernel are None if the logits depend on the hidden states only.
+  `sentence_BZ` and its kernel are None if the logits depend only on the hidden states.
   """
 
   hidden_BTD: Float[Array, "B T D"]
@@ -48,12 +49,12 @@ class Projection(NamedTuple):
 
 
 class OutputKernel(nn.Module):
-  """The rows of the vocabulary projection for one of its concatenated inputs.
+  """The vocabulary projection's rows for one of its concatenated inputs.
 
   Attributes:
-    rows: Rows of this kernel.
-    fan_in: Rows of the complete projection.
-    vocab_size: Columns (V).
+    rows: Number of rows in this kernel.
+    fan_in: Number of rows in the complete projection.
+    vocab_size: Number of columns (V).
   """
 
   rows: int
@@ -75,9 +76,9 @@ class OutputKernel(nn.Module):
 def of_own_group(
   outputs: Sequence[Float[Array, "B ..."]], groups: tuple[int, ...], languages_B: Int[Array, "B"]
 ) -> Float[Array, "B ..."]:
-  """Returns each row from the output of its language's group; without groups, the only output.
+  """Selects each row from its language group's output; without groups, returns the only output.
 
-  A language without a group gives NaN, so that the error shows.
+  A language without a group gives NaN, so that the mistake is visible.
   """
   if not groups:
     return outputs[0]
@@ -90,18 +91,18 @@ def of_own_group(
 
 
 class BitranslationNetwork(nn.Module):
-  """A semantic encoder, and a decoder conditioned on its mean.
+  """A semantic encoder, and a decoder conditioned on the mean of the semantic latent.
 
   Attributes:
-    config: Sizes and numerics of encoder and decoder.
+    config: Configuration of the encoder and the decoder.
     latent_dim: Width of each latent (S and G); in the paper, `config.emb_dim`.
-    num_decoder_layers: Layers of the decoder (default: as many as the encoder has).
-    num_languages: Rows of a language table.
-    factorized: Computes logits as `(W_f [z; h]) W`, W of D rows, instead of `[z; h] W` (VMSST
-      paper, appendix A.1).
-    decoder_language_embedding: Whether the decoder starts from a vector of the language; if False,
-      all languages share one start vector.
-    decoder_groups: Groups of languages that have a decoder each; see the module docstring.
+    num_decoder_layers: Number of decoder layers (default: the number of encoder layers).
+    num_languages: Number of rows in each language table.
+    factorized: Whether to compute logits as `(W_f [z; h]) W` instead of `[z; h] W`. W then has D
+      rows (VMSST paper, appendix A.1).
+    decoder_language_embedding: Whether the decoder starts from a language-specific vector; if
+      False, all languages share one start vector.
+    decoder_groups: Language groups with separate decoders; see the module docstring.
   """
 
   config: t5.T5Config
@@ -124,10 +125,11 @@ class BitranslationNetwork(nn.Module):
     field = f"{type(self).__name__}.{name}"
     if len(groups) != self.num_languages:
       raise errors.InputError(
-        f"{field} has groups of {len(groups)} languages; num_languages is {self.num_languages}"
+        f"{field} has {len(groups)} entries, but num_languages is {self.num_languages}; set one "
+        "group per language"
       )
     if {*groups, -1} != {*range(-1, _count(groups))} or not _count(groups):
-      raise errors.InputError(f"{field} must number groups from 0 without gaps; -1: no group")
+      raise errors.InputError(f"{field} must number groups from 0 without gaps; -1 means no group")
 
   @property
   def sentence_dim(self) -> int:
@@ -161,9 +163,10 @@ class BitranslationNetwork(nn.Module):
     return decoder.LatentDecoder(self.config, layers, starts)
 
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Any:
-    """Returns the `Projection` of each sentence, decoded from its own posterior mean.
+    """Returns the `Projection` of each sentence, decoded from the sentence's posterior mean.
 
-    Runs every submodule, so that `init` creates all parameters. Languages are unknown: index 0.
+    Runs every submodule, so that `init` creates all parameters. All sentences use the language with
+    index 0.
     """
     languages_B, sentence_BZ = jnp.zeros_like(tokens_BT[:, 0]), self._own_sentence(tokens_BT)
     hidden_BTD = self.decode(self.embed(tokens_BT), languages_B, sentence_BZ)
@@ -183,7 +186,7 @@ class BitranslationNetwork(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B S"]:
-    """Returns the mean of the semantic latent, float32: the sentence vector."""
+    """Returns the sentence vector, which is the float32 mean of the semantic latent."""
     pooled_BD = _pool(self.encoder, embedded_BTD, mask_BT, deterministic)
     return self._latent(self.mean, pooled_BD)
 
@@ -194,7 +197,7 @@ class BitranslationNetwork(nn.Module):
     sentence_BZ: Float[Array, "B Z"],
     **options: Any,
   ) -> Float[Array, "B T D"]:
-    """Returns the decoder's hidden states; for all arguments see `decoder.LatentDecoder`."""
+    """Returns the decoder's hidden states; for the arguments, see `decoder.LatentDecoder`."""
     starts_B = languages_B if self.decoder_language_embedding else jnp.zeros_like(languages_B)
     outputs = [
       decode(embedded_BTD, starts_B, sentence_BZ, **options)
@@ -209,14 +212,14 @@ class BitranslationNetwork(nn.Module):
     sentence_BZ: Float[Array, "B Z"],
     step: decoder.Step,
   ) -> Float[Array, "B D"]:
-    """Returns the hidden states that predict the token of a step, as `decode` does.
+    """Returns the hidden states that predict the token at one generation step.
 
     Args:
       tokens_B: Tokens of the previous step; any tokens at the first step.
       languages_B: Languages, as in `decode`.
       sentence_BZ: Sentence vectors.
-      step: The step. The collection "cache" must be mutable and carry over from step to step; it
-        starts with zeros.
+      step: The generation step. The collection "cache" must be mutable, start with zeros, and be
+        passed from each step to the next.
     """
     embedded_B1D = self.embed(tokens_B[:, None])
     return self.decode(embedded_B1D, languages_B, sentence_BZ, step=step)[:, 0]
@@ -224,7 +227,7 @@ class BitranslationNetwork(nn.Module):
   def project(
     self, hidden_BTD: Float[Array, "B T D"], sentence_BZ: Float[Array, "B Z"]
   ) -> Projection:
-    """Returns the inputs of the vocabulary projection; `sentence_BZ` is as for `decode`."""
+    """Returns the inputs of the vocabulary projection; for `sentence_BZ`, see `decode`."""
     if self.factorized:
       mixed_BTD = self.logits_factor(hidden_BTD, sentence_BZ)
       return Projection(mixed_BTD, None, self.logits_hidden(), None)
@@ -237,15 +240,15 @@ class BitranslationNetwork(nn.Module):
 class VmsstNetwork(BitranslationNetwork):
   """Two encoders over one token table, Gaussian heads, and a decoder conditioned on both latents.
 
-  The semantic encoder gets no language. The language encoder adds a learned language vector to
-  every token vector (VMSST paper, section 5 and figure 2).
+  The semantic encoder does not use the language. The language encoder adds a learned language
+  vector to every token vector (VMSST paper, section 5 and figure 2).
 
   Attributes:
     encoder_language_embedding: Whether the language encoder adds the language vector.
-    single_encoder: Whether the semantic encoder is the language encoder too. It then runs
-      twice: without and with the language vector. Without `encoder_language_embedding`, it runs
-      once for all heads.
-    language_encoder_groups: Groups of languages that have a language encoder each; see the module
+    single_encoder: Whether the semantic encoder is also the language encoder. It then runs twice,
+      without and with the language vector. If `encoder_language_embedding` is False, it runs once
+      for all heads.
+    language_encoder_groups: Language groups with separate language encoders; see the module
       docstring.
   """
 
@@ -299,7 +302,7 @@ class VmsstNetwork(BitranslationNetwork):
     Args:
       embedded_BTD: Token vectors.
       mask_BT: True at real tokens.
-      languages_B: Language of each sentence; an index of `vmsst.languages`.
+      languages_B: Language of each sentence; an index into `vmsst.languages`.
       deterministic: False enables dropout (needs an rng named "dropout").
     """
     pooled_BD = _pool(self.encoder, embedded_BTD, mask_BT, deterministic)

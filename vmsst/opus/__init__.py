@@ -1,1 +1,1 @@
-"""Training data from OPUS releases on disk: read, cleaned, without duplicates, in one dataset."""
+"""Cleans OPUS releases on disk, removes duplicates, and combines them in one training dataset."""

@@ -3,7 +3,8 @@
     builder.build("vmsst", "OPUS", "DATA", "TFDS")
     tfds.load("opus_bitext/vmsst", split="train_deu_eng", data_dir="TFDS")
 
-TFDS and SeqIO read TFRecord files without this library. Memory does not grow with the data.
+The dataset consists of TFRecord files, which TFDS and SeqIO can read without this library. Memory
+use does not grow with the amount of data.
 """
 
 import collections
@@ -29,10 +30,10 @@ from vmsst.opus import releases as releases_lib
 VERSION = "1.0.0"
 DATA_CARD = "DATA_CARD.md"
 BUCKET_BYTES = 64 << 20
-"""Approximate bytes of text in a bucket before cleaning; a worker has one bucket in memory."""
+"""Approximate bytes of text per bucket before cleaning. A worker loads one bucket at a time."""
 _DATASET = "opus_bitext"
-_INFO = "dataset_info.json"  # written last: TFDS treats a folder with this file as a dataset
-_COMPRESSION = 4  # Bytes of text per byte of a compressed file.
+_INFO = "dataset_info.json"  # written last; TFDS takes a folder with this file as complete
+_COMPRESSION = 4  # Estimated bytes of text per compressed byte.
 
 
 def build(
@@ -44,35 +45,36 @@ def build(
   work: str | None = None,
   engine: engines.Engine | None = None,
 ) -> str:
-  """Builds a dataset, or resumes an interrupted build; returns the dataset's folder.
+  """Builds a dataset or resumes an interrupted build. Returns the dataset's folder.
 
   Args:
-    recipe: Name of a recipe, or its YAML file.
-    releases: Folder of OPUS releases.
-    evaluation: Folder of evaluation sets; their sentences are excluded.
-    output: The `data_dir` of TFDS.
-    work: Folder on disk to build the dataset in before it is copied to `output`; required if
-      `output` is in an object store. By default, the dataset is built in `output`.
+    recipe: Name of a recipe in the package, or path of a recipe's YAML file.
+    releases: Folder with OPUS releases.
+    evaluation: Folder with evaluation sets, whose sentences are excluded from the dataset.
+    output: TFDS's `data_dir`.
+    work: Folder on disk in which to build the dataset before it is copied to `output`. Required if
+      `output` is in an object store. By default, the dataset is built directly in `output`.
     engine: Runs the stages (default: one process per core).
 
-  Folders may be in object stores.
+  All folders except `work` may be in object stores.
 
   Raises:
-    InputError: no release is in the recipe, no pair remains, a part failed, the dataset was built
-      from other inputs, or another process is building it.
+    InputError: the recipe uses none of the releases, no pair passes cleaning, a stage failed, an
+      earlier build in `output` used different inputs, or a different process is building the
+      dataset.
   """
   if work is None and storage.is_url(output):
     raise errors.InputError(
-      f"{output} is in an object store: give --work, a folder on a disk that all workers see"
+      f"{output} is in an object store; set --work to a folder on a disk that all workers share"
     )
   loaded = recipes.load(recipe)
-  root = storage.absolute(releases)  # Workers may have another working directory.
+  root = storage.absolute(releases)  # A worker's working directory may differ.
   available, left_out = releases_lib.scan(root)
   recipe_releases = [release for release in available if loaded.wants(release)]
   if not recipe_releases:
     raise errors.InputError(
       f"{root}: recipe {loaded.name} uses none of the {len(available)} releases in this folder, "
-      f"e.g. {', '.join(release.name for release in available[:5])}; add some of its corpora"
+      f"such as {', '.join(x.name for x in available[:5])}; add releases that the recipe uses"
     )
   texts = benchmarks.held_out_texts(benchmarks.BENCHMARKS.values(), evaluation)
   held_out = cleaning.EvaluationSentences.from_texts(texts)
@@ -116,12 +118,12 @@ def _build(
   held_out: cleaning.EvaluationSentences,
   engine: engines.Engine,
 ) -> None:
-  """Writes the shards in three stages (see `stages`), TFDS's description and the data card."""
+  """Writes the shards in three stages (see `stages`), then TFDS's metadata and the data card."""
   workdir = storage.UNFINISHED
   held_out_file = f"{workdir}/held_out.npz"
   dataset.run("held out", held_out.save, [job.Task(held_out_file)])
-  # Stage 1: one file of cleaned rows per release. The largest release comes first, so that all
-  # workers finish at about the same time.
+  # Stage 1 writes one file of cleaned rows per release. It starts with the largest releases, so
+  # that all workers finish at about the same time.
   sizes: collections.Counter[str] = collections.Counter()
   for release in releases:
     sizes[recipe.pair_name(*release.pair)] += _text_bytes(release)
@@ -142,7 +144,7 @@ def _build(
     release.name: facts for release, facts in zip(largest_first, cleaned, strict=True)
   }
 
-  # Stage 2: one file per bucket of a language pair, without duplicates, in random order.
+  # Stage 2 writes one file per bucket of each language pair, deduplicated and in random order.
   files: dict[str, list[stages.CleanFile]] = {pair: [] for pair in sorted(sizes)}
   for release in sorted(releases, key=lambda x: (recipe.order(x.corpus), x.name)):
     clean_file = dataset.path(clean_files[release.name]), release.corpus
@@ -157,8 +159,8 @@ def _build(
   flat = [bucket for buckets in merge_parts.values() for bucket in buckets]
   merge_facts = iter(dataset.run("merge", stages.merge, flat, engine))
 
-  # The ranks of all rows decide which rows are in the dataset. They are collected in a file, so
-  # that memory does not grow with the data.
+  # The ranks determine which rows are selected for the dataset. All ranks are written to one file,
+  # so that memory use does not grow with the amount of data.
   merged: dict[recipes.Cell, collections.Counter[str]] = {}
   spans: dict[recipes.Cell, list[slice]] = {}
   offset = 0
@@ -176,15 +178,16 @@ def _build(
       for facts in cleaned:
         total.update({**facts["counts"], **facts["fault_kinds"]})
       raise errors.InputError(
-        f"no pair of texts is left of {dict(total)}; relax the recipe's rules"
+        f"no text pair is left after cleaning: {dict(total)}; relax the recipe's rules"
       )
     stream.flush()
     ranks_N = np.asarray(np.memmap(stream, np.uint64, mode="r"))
   ranks = {cell: [ranks_N[span] for span in members] for cell, members in spans.items()}
   cuts = recipes.plan(recipe, ranks)
 
-  # Stage 3: the shards. A training shard has the rows of a bucket, a validation shard the rows of a
-  # language pair. Shards without rows are not written, because readers do not expect them.
+  # Stage 3 writes the shards. A training shard contains rows from one bucket, and a validation
+  # shard contains rows from all buckets of a language pair. Empty shards are not written, because
+  # readers do not expect them.
   pair_counts = {cell: cuts[cell].counts(arrays) for cell, arrays in ranks.items()}
   splits: dict[str, list[job.Task]] = {}
   for pair in files:
@@ -227,13 +230,13 @@ def _build(
 
 
 def _text_bytes(release: releases_lib.Release) -> int:
-  """Returns an estimate of a release's bytes of text from its size on disk."""
+  """Estimates a release's bytes of text from its size on disk."""
   return release.size * (_COMPRESSION if release.path.endswith((".zip", ".gz")) else 1)
 
 
 def _describe(report: card.Report, folder: pathlib.Path) -> None:
-  """Writes the data card, and the files that describe the shards for TFDS, to a folder."""
-  # TFDS reads the names of the dataset and its splits from the names of shards.
+  """Writes the data card and TFDS's metadata files to a folder."""
+  # TFDS derives the dataset name and the split names from shard file names.
   stand_ins = [folder / f"{_DATASET}-{split}.tfrecord-00000-of-00001" for split in report.splits]
   for shard in stand_ins:
     shard.touch()
@@ -256,7 +259,7 @@ def _describe(report: card.Report, folder: pathlib.Path) -> None:
       filetype_suffix="tfrecord",
     ),
     check_data=False,
-    description="Pairs of texts in two languages, from the corpora of OPUS (opus.nlpl.eu).",
+    description="Pairs of texts in two languages, from OPUS corpora (opus.nlpl.eu).",
     homepage="https://opus.nlpl.eu",
   )
   for shard in stand_ins:

@@ -1,4 +1,4 @@
-"""The data card of a dataset in Markdown: its content, its sources, and what was left out."""
+"""Writes a dataset's data card in Markdown: its content, its sources, and the excluded data."""
 
 import dataclasses
 import json
@@ -17,19 +17,19 @@ from vmsst.opus import releases as releases_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The results of a build.
+  """The results of a dataset build.
 
   Attributes:
     recipe: The recipe.
-    root: Folder of the releases.
-    releases: The releases that were used.
-    left_out: Files below the folder that could not be used.
-    cleaned: Results of `stages.clean`, by release.
-    merged: Numbers of rows, duplicates, and kept rows, by language pair and corpus.
-    selected: Numbers of pairs for training and for validation, by language pair and corpus.
-    goals: Targets of the recipe, and their results.
-    held_out: Number of sentences, by evaluation set.
-    splits: Numbers of rows and bytes of each shard, by split.
+    root: Folder with the releases.
+    releases: The releases in the dataset.
+    left_out: Files in the folder that could not be used.
+    cleaned: Results of `stages.clean`, by release name.
+    merged: Counts of rows, duplicates and kept rows, by language pair and corpus.
+    selected: Numbers of training pairs and validation pairs, by language pair and corpus.
+    goals: The recipe's targets, with the results.
+    held_out: Number of sentences to exclude, by evaluation set.
+    splits: Number of rows and bytes in each shard, by split.
   """
 
   recipe: recipes.Recipe
@@ -45,7 +45,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-  """Returns the data card of a dataset."""
+  """Returns the data card's Markdown text."""
   recipe = report.recipe
   splits: list[list[Any]] = [
     [split, len(shards), *(sum(shard[key] for shard in shards) for key in ("rows", "bytes"))]
@@ -54,7 +54,7 @@ def text(report: Report) -> str:
   splits.append(["all", *(sum(row[column] for row in splits) for column in (1, 2, 3))])
 
   def below(path: str) -> str:
-    """Returns a path relative to the folder of releases, so that cards do not depend on it."""
+    """Returns a path relative to the releases folder, so that the card does not depend on it."""
     return storage.absolute(path).removeprefix(os.path.join(storage.absolute(report.root), ""))
 
   sources = [
@@ -79,21 +79,21 @@ def text(report: Report) -> str:
   sections = [
     f"# opus_bitext/{recipe.name}",
     recipe.description.strip(),
-    "Each example: `source`, `target`, `source_language`, `target_language`, `corpus`. Each "
-    "language pair has its own splits, such as `train_deu_eng`.",
-    "## Pairs of texts",
+    "Each example has the features `source`, `target`, `source_language`, `target_language` and "
+    "`corpus`. Each language pair has its own splits, such as `train_deu_eng`.",
+    "## Text pairs",
     _table(["split", "shards", "pairs", "bytes"], splits),
     "## Sources",
-    "The licenses are in the archives (LICENSE, README), and at opus.nlpl.eu.",
+    "The licenses are in the archives (LICENSE, README) and at opus.nlpl.eu.",
     _table(["corpus", "version", "languages", "file", "bytes"], sources),
-    "## What was left out",
-    "Pairs read; pairs left out, by the first reason that applied; pairs kept; pairs for training "
-    "and for validation, within caps and targets.",
+    "## Excluded pairs",
+    "The columns count the pairs read, the pairs excluded (by the first reason that applied), the "
+    "pairs kept, and the pairs selected for training and validation within caps and targets.",
     _counts(report),
     "## Held out for evaluation",
-    "Pairs with a side that is a sentence of an evaluation set, apart from case, punctuation and "
-    "spaces. A sentence of several sets counts in each.",
-    _table(["evaluation set", "its sentences", "pairs left out"], held_out),
+    "A pair is excluded if either text is in an evaluation set, ignoring case, punctuation and "
+    "spaces. A sentence in several evaluation sets counts for each set.",
+    _table(["evaluation set", "sentences", "pairs excluded"], held_out),
     "## Targets and results",
     _table(["languages", "target", "available", "obtained", "share"], goals)
     if goals
@@ -107,7 +107,7 @@ def text(report: Report) -> str:
 
 
 def _counts(report: Report) -> str:
-  """Returns a table of the pairs before and after each filter, by language pair and corpus."""
+  """Returns a table of how many pairs each filter dropped, by language pair and corpus."""
   columns = [stages.READ, *stages.REASONS, stages.KEPT]
   counted: dict[recipes.Cell, dict[str, int]] = {}
   for release in report.releases:
@@ -116,7 +116,7 @@ def _counts(report: Report) -> str:
     for name, count in report.cleaned[release.name]["counts"].items():
       counts[name] += count
   for cell, merged in report.merged.items():
-    # Rows that cleaning kept may be duplicates.
+    # The merge stage also drops duplicates, so its count of kept pairs replaces the earlier count.
     counted[cell] |= {name: merged[name] for name in merged if name != stages.READ}
   used = [name for name in columns if any(counts[name] for counts in counted.values())]
   rows: list[list[Any]] = [
@@ -137,5 +137,5 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _plain(content: str) -> str:
-  """Returns untrusted text on one line, without the start of an HTML tag."""
+  """Collapses untrusted text to one line and escapes characters that could open an HTML tag."""
   return " ".join(content.split()).replace("<", "&lt;")

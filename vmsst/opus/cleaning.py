@@ -1,11 +1,11 @@
-"""Normalizes and filters pairs of texts, and finds sentences of evaluation sets among them.
+"""Normalizes and filters text pairs, and detects sentences from evaluation sets.
 
     texts = benchmarks.held_out_texts(BENCHMARKS.values(), "/data")
     sentences = EvaluationSentences.from_texts(texts)
-    sentences.sets(sentence_key("Hello, world!"))  # ("tatoeba",), or () if in no set
+    sentences.sets(sentence_key("Hello, world!"))  # ("tatoeba",), or () if no set contains it
 
-Sentences are compared without case, punctuation and spaces (`text_key`). Texts without letters and
-digits are never excluded.
+Sentences are compared by `text_key`, which ignores case, punctuation and spaces. Evaluation
+sentences without letters or digits are never matched.
 """
 
 import array
@@ -34,14 +34,15 @@ SCRIPT = "script"
 REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT)
 """Why `Cleaner` drops a pair, in the order of its checks.
 
-A side is blank; a side contains U+FFFD, a sign of wrong decoding; a side is too long; both sides
-have the same `text_key`; one side is too long for the other; a side has too few letters in a script
-of its language.
+In this order: a text is blank; a text contains U+FFFD, which indicates a decoding error; a text is
+too long; the texts have the same `text_key`; one text is too long compared with the other; a text
+has too few letters in the scripts of its language.
 """
 
-# Number of alphabetic characters that one character is worth, by script.
+# Number of alphabetic characters that carry as much text as one character, by script.
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
-_SLACK = 20  # Difference in characters that is always allowed: "No." is "Certainly not.".
+# Length difference, in characters, that is always allowed, as in "No." and "Certainly not.".
+_SLACK = 20
 
 # Unicode blocks of letters and combining marks, by script.
 _HAN = "\u2e80-\u2fdf\u3005-\u3007\u3021-\u3029\u3038-\u303b\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -83,7 +84,7 @@ _BLOCKS = {
   "Tibt": "\u0f00-\u0fff",
   "Yiii": "\ua000-\ua4cf",
 }
-# Further scripts that corpora use under the same code.
+# Additional scripts in which corpora write a language under the same code.
 _MIXED = {
   ("srp", "Cyrl"): ("Latn",),
   ("hbs", "Latn"): ("Cyrl",),
@@ -93,13 +94,14 @@ _MIXED = {
   ("sat", "Olck"): ("Beng", "Deva"),
 }
 
-# Characters after which joiners and non-joiners change how a word is written and read: Arabic and
-# related scripts (with presentation forms), scripts of India and its neighbors, and Mongolian.
+# Characters after which a zero-width joiner or non-joiner can change the spelling of a word. They
+# belong to Arabic and related scripts (with presentation forms), to scripts of India and its
+# neighbors, and to Mongolian.
 _JOINING = (
   "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c4f\ua800-\ua95f\ua980-\uaadf"
   "\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
 )
-# Visible format characters: signs that enclose Arabic and Syriac numbers.
+# Format characters that are visible, because they enclose Arabic or Syriac numbers.
 _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u0890\u0891\u08e2")
 
 
@@ -107,11 +109,12 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """Rules for normalizing texts and dropping pairs.
 
   Attributes:
-    max_characters: Maximum length of a side.
-    max_ratio: Maximum ratio of the lengths of both sides. A difference of 20 is always allowed. In
-      scripts for syllables or words, a character counts as several (Han: 3). The language
-      determines the script; if the language is undetermined, the letters of the text do.
-    min_script_share: Minimum share of the letters of a side in a script of its language.
+    max_characters: Maximum length of each text, in characters.
+    max_ratio: Maximum ratio of the longer to the shorter text. A length difference of 20 is always
+      allowed. In scripts whose characters stand for syllables or words, each character counts as
+      several (for example, 3 in Han script). The script follows from the language or, if the
+      language is undetermined, from the letters of the text.
+    min_script_share: Minimum fraction of a text's letters that must be in a script of its language.
   """
 
   max_characters: Annotated[int, msgspec.Meta(ge=1)] = 1000
@@ -120,10 +123,10 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cleaner:
-  """Normalizes and filters pairs of two languages.
+  """Normalizes and filters text pairs in two languages.
 
-  A call with the two texts returns the pair of normalized texts, or one of REASONS if the pair is
-  dropped.
+  Call a `Cleaner` with the two texts of a pair. It returns the normalized texts, or one of REASONS
+  if the pair is dropped.
   """
 
   def __init__(self, cleaning: Cleaning, source: Language, target: Language):
@@ -143,7 +146,7 @@ class Cleaner:
     ]
 
   def __call__(self, source: str, target: str) -> tuple[str, str] | str:
-    """Returns the normalized texts, or the reason why the pair is dropped."""
+    """Returns the two normalized texts, or the reason for dropping the pair."""
     rules, texts = self._rules, (normalize(source), normalize(target))
     if any(map(text_files.is_blank, texts)):
       return EMPTY
@@ -163,11 +166,12 @@ class Cleaner:
 
 
 def normalize(text: str) -> str:
-  """Returns a text in the Unicode form NFC, with single spaces and no invisible characters.
+  """Normalizes a text to Unicode NFC, with single spaces and without invisible characters.
 
-  Control and format characters are removed (byte order marks, directions, soft hyphens, zero width
-  spaces), but joiners and non-joiners stay after letters that they change, and in emoji. Every run
-  of whitespace, line ends included, becomes one space, and both ends are stripped.
+  Control and format characters are removed, such as byte order marks, text direction marks, soft
+  hyphens and zero-width spaces. Joiners and non-joiners are kept in emoji and after letters that
+  they can change. Each run of whitespace, including line breaks, becomes one space, and whitespace
+  at both ends is stripped.
   """
   if not text.isprintable():
     text = _invisible().sub("", text)
@@ -177,30 +181,30 @@ def normalize(text: str) -> str:
 
 
 def text_key(text: str) -> str:
-  """Returns a text in lower case without punctuation, symbols and spaces.
+  """Returns a text in lowercase, without punctuation, symbols and spaces.
 
-  Letters, marks on them and digits remain, in the form NFKC: "It’s ①!" is "its1". Texts with the
-  same key count as equal.
+  Only letters, combining marks and digits remain, in Unicode NFKC. For example, "It’s ①!" becomes
+  "its1". Texts with the same key are treated as the same sentence.
   """
   if text.isascii():
     return text.translate(_ASCII_KEY)
   text = unicodedata.normalize("NFKC", text).casefold()
-  # Compose again: case folding can produce letters and marks that have a composed form.
+  # Compose again, because case folding can produce letters and marks that have a composed form.
   return unicodedata.normalize("NFC", text).translate(_KEY)
 
 
 def sentence_key(text: str) -> int:
-  """Returns a 64-bit hash of a text's `text_key`, or of the text if it is only punctuation."""
+  """Returns a 64-bit hash of a text's `text_key`, or of the text itself if its key is empty."""
   return _bits(_key(text))
 
 
 def keys(source: str, target: str) -> tuple[int, int, int]:
-  """Returns the `sentence_key` of both texts, and a 64-bit hash of the pair."""
+  """Returns the `sentence_key` of each text, and a 64-bit hash of the pair."""
   first, second = _key(source), _key(target)
   return _bits(first), _bits(second), _bits(f"{first}\0{second}")
 
 
-# Cached, because a pair needs the key of each text three times: for COPY, and for both hashes.
+# Cached, because the key of each text is used three times: to detect copies, and for two hashes.
 @functools.lru_cache(maxsize=16)
 def _key(text: str) -> str:
   return text_key(text) or text
@@ -212,7 +216,7 @@ def _bits(key: str) -> int:
 
 
 class _KeyTable(dict):
-  """A table for str.translate that keeps letters, marks and digits only."""
+  """Table for `str.translate` that removes everything except letters, marks and digits."""
 
   def __missing__(self, code: int) -> int | None:
     value = code if unicodedata.category(chr(code))[0] in "LMN" else None
@@ -226,7 +230,7 @@ _ASCII_KEY = {code: ord(chr(code).lower()) if chr(code).isalnum() else None for 
 
 @functools.cache
 def _invisible() -> re.Pattern[str]:
-  """Returns a pattern that matches control and format characters without effect."""
+  """Returns a pattern for control and format characters that do not affect the visible text."""
   characters = [
     character
     for character in map(chr, range(sys.maxunicode + 1))
@@ -236,7 +240,7 @@ def _invisible() -> re.Pattern[str]:
     and character not in "\u200c\u200d"
   ]
   everywhere = "".join(map(re.escape, characters))
-  # After a symbol (perhaps with a skin color or a variant selector), a joiner joins two emoji.
+  # A joiner after a symbol, optionally with a skin color or variation selector, joins two emoji.
   return re.compile(
     f"[{everywhere}]|(?<![{_JOINING}])\u200c"
     f"|(?<![{_JOINING}\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])\u200d"
@@ -244,9 +248,10 @@ def _invisible() -> re.Pattern[str]:
 
 
 def _width(text: str, scripts: tuple[str, ...]) -> float:
-  """Returns the length of a text, in characters of an alphabet.
+  """Returns the length of a text in equivalent alphabetic characters.
 
-  The script is the first of `scripts` or, without any, the script of most letters of the text.
+  The script is the first of `scripts`. If `scripts` is empty, it is the script of most of the
+  text's letters.
   """
   if scripts:
     return len(text) * _DENSITY.get(scripts[0], 1.0)
@@ -256,7 +261,7 @@ def _width(text: str, scripts: tuple[str, ...]) -> float:
 
 @functools.cache
 def _letters(scripts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-  """Returns patterns of runs of letters in `scripts` (if empty, any script) and of other runs."""
+  """Returns patterns for runs of letters in `scripts` (any, if empty) and of all other letters."""
   if not scripts:
     return re.compile(r"[^\W\d_]+"), re.compile("(?!)")
   letters = "".join(_BLOCKS[script] for script in scripts)
@@ -264,7 +269,7 @@ def _letters(scripts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]
 
 
 def _has_share(text: str, scripts: tuple[str, ...], share: float) -> bool:
-  """Returns whether at least one letter and a minimum share of all letters are in `scripts`."""
+  """Returns whether any letter, and at least `share` of all letters, belong to `scripts`."""
   script_letters, other_letters = _letters(scripts)
   other_runs = other_letters.findall(text)
   if not other_runs:
@@ -274,22 +279,22 @@ def _has_share(text: str, scripts: tuple[str, ...], share: float) -> bool:
 
 
 class EvaluationSentences:
-  """The keys of sentences, with the evaluation sets that contain them.
+  """The keys of evaluation sentences, with the evaluation sets that contain each sentence.
 
-  A sentence takes 16 bytes. With 10 million sentences, about one in 2 trillion other texts shares
-  a key with one of them by chance.
+  Each sentence takes 16 bytes of memory. With 10 million evaluation sentences, about one in 2
+  trillion unrelated texts has the key of an evaluation sentence by chance.
 
   Attributes:
-    names: Names of the evaluation sets, sorted; some may have no sentences.
-    keys_K: `sentence_key` of each sentence, ascending, uint64.
-    sets_K: Bit i is set if `names[i]` contains the sentence, uint64.
+    names: Sorted names of the evaluation sets. A set may be empty.
+    keys_K: `sentence_key` of each sentence, uint64, ascending.
+    sets_K: Bit mask for each sentence, uint64. Bit i is set if the set `names[i]` contains it.
   """
 
   def __init__(self, names: Sequence[str], keys_K: np.ndarray, sets_K: np.ndarray):
     self.names = tuple(names)
     self.keys_K = np.ascontiguousarray(keys_K, np.uint64)
     self.sets_K = np.ascontiguousarray(sets_K, np.uint64)
-    # Python's bisect finds one key several times faster than NumPy.
+    # Python's bisect looks up a single key several times faster than NumPy.
     self._keys = self.keys_K.data
 
   def __reduce__(self) -> tuple[Any, ...]:
@@ -297,7 +302,7 @@ class EvaluationSentences:
 
   @classmethod
   def from_texts(cls, sentences: Iterable[tuple[str, str]]) -> "EvaluationSentences":
-    """Returns the sentences of pairs (name of the set, text); OverflowError above 64 sets."""
+    """Collects pairs (set name, text). Raises OverflowError if there are more than 64 sets."""
     keys: dict[str, array.array] = {}
     for name, text in sentences:
       hashes = keys.setdefault(name, array.array("Q"))
@@ -313,7 +318,7 @@ class EvaluationSentences:
     return cls(names, keys_K, sets_K)
 
   def sets(self, key: int) -> tuple[str, ...]:
-    """Returns the names of the evaluation sets that contain a sentence, by its `sentence_key`."""
+    """Returns the names of the evaluation sets that contain a sentence with this `sentence_key`."""
     row = bisect.bisect_left(self._keys, key)
     if row == len(self._keys) or self._keys[row] != key:
       return ()
@@ -322,7 +327,7 @@ class EvaluationSentences:
 
   @property
   def counts(self) -> dict[str, int]:
-    """Number of different sentences of each set; a sentence of several sets counts in each."""
+    """Number of distinct sentences in each set. A sentence in several sets counts for each set."""
     return {
       name: int(np.count_nonzero(self.sets_K & np.uint64(1 << bit)))
       for bit, name in enumerate(self.names)
@@ -330,19 +335,19 @@ class EvaluationSentences:
 
   @property
   def digest(self) -> str:
-    """Hash of the sentences and the sets, in hexadecimal digits."""
+    """Hexadecimal hash of the sentences and the sets."""
     hashed = hashlib.sha256("\n".join(self.names).encode())
     for values in (self.keys_K, self.sets_K):
       hashed.update(values.astype("<u8").tobytes())
     return hashed.hexdigest()
 
   def save(self, path: str | os.PathLike) -> None:
-    """Writes an .npz file."""
+    """Saves the sentences to an .npz file."""
     with open(path, "wb") as stream:
       np.savez(stream, names=np.array(self.names, "U"), keys=self.keys_K, sets=self.sets_K)
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "EvaluationSentences":
-    """Reads a file that `save` wrote."""
+    """Loads a file that `save` wrote."""
     with np.load(path) as arrays:
       return cls(arrays["names"].tolist(), arrays["keys"], arrays["sets"])

@@ -1,9 +1,10 @@
-"""Cleans bitext files: rules, evaluation sentences, duplicates, wrong languages, low scores.
+"""Removes low-quality pairs, evaluation sentences and duplicates from bitext files.
 
     bitexts = readers.find_bitext("/data/*.de-en.tsv")
     counts = clean(held_out_sentences(["/data/test.en"]), pathlib.Path("clean.tsv"), bitexts)
 
-The steps are the same as in `vmsst.opus.builder`, plus language identification by py3langid.
+The steps are the same as in `vmsst.opus.builder`, followed by language identification with
+py3langid. `drop_low_scores` also removes pairs with low similarity.
 """
 
 import collections
@@ -21,15 +22,15 @@ from vmsst.opus import cleaning
 from vmsst.search import exact_search, margins
 
 SURE = 0.8
-"""Minimum probability of another language to drop a text."""
+"""Drop a text if an unexpected language has at least this probability."""
 
 
 def held_out_sentences(paths: Sequence[str]) -> cleaning.EvaluationSentences:
-  """Returns the sentences to remove from bitext.
+  """Reads the evaluation sentences that must not occur in bitext.
 
   Args:
-    paths: Data folders of `vmsst eval`, and text files. Every line of a file is a sentence, or, in
-      a TSV file, every column of a line.
+    paths: `vmsst eval` data folders, and text files. Each line of a text file is one sentence. In a
+      TSV file, each column of a line is one sentence.
   """
 
   def sentences() -> Iterator[tuple[str, str]]:
@@ -49,24 +50,24 @@ def clean(
   bitexts: Sequence[readers.BitextFile],
   rules: cleaning.Cleaning = cleaning.Cleaning(),  # noqa: B008  # it is frozen
 ) -> collections.Counter[str]:
-  """Writes the normalized pairs of one language pair that pass all steps to a TSV file, in order.
+  """Writes the pairs that pass all steps to a TSV file, normalized and in their original order.
 
-  Pairs are duplicates if they differ only in case, punctuation and spaces; the first one stays.
-  Their keys take about 100 bytes of memory per pair. Texts in undetermined languages, and in
-  languages that the identifier does not support, pass language identification.
+  Pairs are duplicates if they differ only in case, punctuation and spaces. The first of them is
+  kept. Detecting duplicates takes about 100 bytes of memory per pair. A text always passes language
+  identification if its language is undetermined or not supported by the identifier.
 
   Args:
-    held_out: Sentences to remove.
+    held_out: Sentences to remove, from `held_out_sentences`.
     path: Output file.
     bitexts: Files of one language pair.
     rules: Rules for normalizing and filtering.
 
   Returns:
-    The number of pairs that were `read`, that were `kept`, and that were dropped, by reason:
-    `cleaning.REASONS`, `held_out`, `duplicate` or `language`.
+    The number of pairs `read`, the number of pairs `kept`, and the number of pairs dropped for each
+    reason: one of `cleaning.REASONS`, `held_out`, `duplicate` or `language`.
 
   Raises:
-    InputError: a file cannot be read or has columns after the pair, or py3langid is not installed.
+    InputError: a file cannot be read or has further columns, or py3langid is not installed.
   """
   counts = collections.Counter(read=0, kept=0)
   pair = bitexts[0].source, bitexts[0].target
@@ -77,7 +78,7 @@ def clean(
   with path.open("wb") as stream:
     for bitext, row in ((x, row) for x in bitexts for row in readers.read_rows(x)):
       if len(row.texts) > 2:
-        raise errors.InputError(f"{bitext}:{row.number}: columns after the pair; remove them")
+        raise errors.InputError(f"{bitext}:{row.number}: extra columns after the pair; remove them")
       counts["read"] += 1
       texts = cleaner(*row.texts)
       if isinstance(texts, str):
@@ -99,7 +100,7 @@ def clean(
 
 @functools.cache
 def _identifier() -> tuple[Callable[[str], str | None], frozenset[str]]:
-  """Returns a function from a text to its language (None if unsure), and all its languages."""
+  """Returns a function that identifies a text's language (or None), and the supported languages."""
   with errors.requires("clean", "language identification"):
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
   model = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True, min_confidence=SURE)
@@ -116,21 +117,21 @@ def drop_low_scores(
   min_margin: float | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> dict[str, int]:
-  """Copies the lines of a TSV file that have high scores to another file.
+  """Copies the lines of a TSV file whose pairs score high enough to a new file.
 
-  The margin is the ratio with 4 neighbors among all sentences of the file; see
-  `margins.margin_pairs`. Copies of a sentence count as one neighbor.
+  The margin is the ratio margin with 4 neighbors among all sentences of the file (see
+  `margins.margin_pairs`). Copies of a sentence count as a single neighbor.
 
   Args:
     path: Output file.
-    cleaned: The file: source TAB target.
-    vectors: Vectors of the sources and of the targets.
-    min_cosine: Minimum cosine of a pair.
+    cleaned: Input file with lines of source TAB target.
+    vectors: Source vectors and target vectors, one for each line.
+    min_cosine: Minimum cosine similarity of a pair.
     min_margin: Minimum margin of a pair.
-    search: Finds neighbors; `vmsst.search.device_search.search` uses accelerators.
+    search: Function that finds neighbors. `vmsst.search.device_search.search` uses accelerators.
 
   Returns:
-    The number of pairs that were `kept`, and that were dropped: `low_cosine`, `low_margin`.
+    The number of pairs `kept`, and the numbers of pairs dropped for `low_cosine` and `low_margin`.
   """
   low_N = margins.cosines(*vectors) < (-np.inf if min_cosine is None else min_cosine)
   low_cosine = int(low_N.sum())

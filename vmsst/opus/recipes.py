@@ -1,22 +1,22 @@
-"""Recipes: the OPUS corpora, languages and amounts of a dataset, and the sampling of its pairs.
+"""Recipes define which OPUS corpora and languages a dataset contains, and how it is sampled.
 
-A recipe is a YAML file. `recipe_files/` has the recipes of the papers. An example:
+A recipe is a YAML file. The papers' recipes are in `recipe_files/`. Here is an example:
 
     name: mine
     description: German and Turkish with English.
     languages: [de, en, tr]         # any code of vmsst.languages; default: all
     scripts_as_one: [zh]            # simplified and traditional Chinese count as zh; default: none
-    pivots: [en]                    # every pair has one of these; or `pairs: [de-en, en-tr]`
+    pivots: [en]                    # every pair contains a pivot; or `pairs: [de-en, en-tr]`
     corpora:
       - {name: Europarl, version: v8}
       - {name: OpenSubtitles, cap: 2000000, caps: {en-tr: 500000}}
       - {name: Tatoeba, only_where_nothing_else: true}
-    targets: {de: 8000000}          # training pairs of a language with all pivots together
+    targets: {de: 8000000}          # training pairs per language, with all pivots together
     validation: {share: 0.01, at_most: 500}
     cleaning: {max_ratio: 4.0}      # fields of cleaning.Cleaning
     seed: 0
 
-The order of the corpora matters: if two have the same pair, the first keeps it.
+The order of the corpora matters, because a pair in several corpora is kept only in the first one.
 """
 
 import collections
@@ -36,44 +36,45 @@ from vmsst.opus import cleaning as cleaning_lib
 from vmsst.opus import releases
 
 _FOLDER = pathlib.Path(__file__).with_name("recipe_files")
-_TOP = 1 << 64  # Above every rank.
+_TOP = 1 << 64  # Greater than every rank.
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Cell = tuple[str, str]
-"""Name of a language pair, and name of a corpus."""
+"""Names of a language pair and a corpus."""
 Ranks = Mapping[Cell, Sequence[np.ndarray]]
-"""The ranks of the rows of each cell: ascending uint64 arrays, one per bucket."""
+"""Row ranks in each cell, as one ascending uint64 array per bucket."""
 
 
 class Code(str):
-  """A language by its `readers.compact_code`; in YAML any of its codes."""
+  """The `readers.compact_code` of a language. YAML files may use any of its codes."""
 
 
 class Pair(str):
-  """A language pair by its `readers.pair_name`; in YAML two codes, such as de-en."""
+  """The `readers.pair_name` of a language pair. YAML files use two codes, such as de-en."""
 
 
 class CodeCounts(dict[str, int]):
-  """Numbers by `Code`."""
+  """Numbers of pairs, by `Code`."""
 
 
 class PairCounts(dict[str, int]):
-  """Numbers by `Pair`."""
+  """Numbers of pairs, by `Pair`."""
 
 
 class Counts(dict[str, int]):
-  """Numbers by `Code` or `Pair`."""
+  """Numbers of pairs, by `Code` or `Pair`."""
 
 
 class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """A corpus of a recipe, and how much of it to use.
+  """Which version of a corpus to use, and how many of its pairs.
 
   Attributes:
-    name: Name in OPUS, in upper or lower case.
+    name: Name in OPUS. Case does not matter.
     version: The version to use (default: every available version).
-    cap: Maximum number of pairs of a language pair, including validation (default: no limit).
-    caps: Other limits, by language pair.
-    only_where_nothing_else: Whether to use only language pairs that no other corpus has.
+    cap: Maximum number of pairs per language pair, including validation pairs (default: no limit).
+    caps: Maximum numbers for individual language pairs, which override `cap`.
+    only_where_nothing_else: Whether to use the corpus only for language pairs that no other corpus
+      in the recipe provides.
   """
 
   name: Annotated[str, msgspec.Meta(min_length=1)]
@@ -83,15 +84,15 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   only_where_nothing_else: bool = False
 
   def limit(self, pair: str) -> int | None:
-    """Returns the maximum number of pairs of a language pair, or None for no limit."""
+    """Returns the maximum number of pairs for a language pair, or None for no limit."""
     return self.caps.get(pair, self.cap)
 
 
 class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """How many pairs of each corpus and language pair are for validation.
+  """How many pairs to use for validation, for each corpus and language pair.
 
   Attributes:
-    share: Share of the pairs within the caps, rounded down.
+    share: Fraction of the pairs that remain after the caps, rounded down to whole pairs.
     at_most: Maximum number of pairs (default: no limit).
   """
 
@@ -99,28 +100,29 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   at_most: Count | None = None
 
   def count(self, size: int) -> int:
-    """Returns how many of `size` pairs are for validation."""
+    """Returns how many of `size` pairs to use for validation."""
     count = int(size * self.share)
     return count if self.at_most is None else min(count, self.at_most)
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """The content of a dataset.
+  """Defines the content of a dataset.
 
   Attributes:
-    name: Name of its TFDS configuration: letters, digits and "_".
-    description: A sentence or two for the data card.
-    corpora: The corpora in the order of precedence.
-    languages: The languages; if empty, all languages.
-    scripts_as_one: Languages for which scripts do not matter: texts in any script count as the
-      language in its first script.
-    pivots: Every pair has one of these languages; if empty, any pair is used.
-    pairs: The language pairs; if empty, all pairs.
-    targets: Maximum number of training pairs of a language, with all pivots together.
-    expected: Training pairs that a paper reports; only for comparison.
-    validation: How many pairs are for validation.
+    name: Name of the TFDS configuration. May contain letters, digits and "_".
+    description: One or two sentences for the data card.
+    corpora: The corpora. If a pair is in several corpora, the first of them keeps it.
+    languages: Languages to include; if empty, all languages.
+    scripts_as_one: Languages whose scripts are not distinguished, so that texts in all scripts form
+      a single language.
+    pivots: Use only language pairs with one of these languages; if empty, use all pairs.
+    pairs: Language pairs to include; if empty, all pairs.
+    targets: Maximum number of training pairs for each language, with all pivots together.
+    expected: Numbers of training pairs that a paper reports. Used only for comparison in the data
+      card.
+    validation: How many pairs to use for validation.
     cleaning: Rules for cleaning texts.
-    seed: Seed of the pseudo-random sampling.
+    seed: Seed for pseudo-random sampling.
   """
 
   name: Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9_]+\Z")]
@@ -137,19 +139,19 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   seed: Count = 0
 
   def __post_init__(self) -> None:
-    """Raises ValueError if the values contradict each other."""
+    """Raises ValueError if settings contradict each other."""
     if self.targets and not self.pivots:
-      raise ValueError("targets are for pairs with pivots; set pivots, such as [en]")
+      raise ValueError("targets require pivots; set pivots, such as [en]")
     names = collections.Counter(corpus.name.casefold() for corpus in self.corpora)
     if repeated := [name for name, count in names.items() if count > 1]:
-      raise ValueError(f"corpora has {repeated[0]} twice; remove one")
+      raise ValueError(f"corpora lists {repeated[0]} more than once; keep one entry")
 
   def corpus(self, name: str) -> Corpus | None:
     """Returns the settings of a corpus, or None if the recipe does not use it."""
     return next((x for x in self.corpora if x.name.casefold() == name.casefold()), None)
 
   def wants(self, release: releases.Release) -> bool:
-    """Returns whether a release is in the dataset."""
+    """Returns whether the dataset includes a release."""
     corpus = self.corpus(release.corpus)
     return (
       corpus is not None
@@ -158,7 +160,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
   def wants_pair(self, source: Language, target: Language) -> bool:
-    """Returns whether a language pair is in the dataset."""
+    """Returns whether the dataset includes a language pair."""
     name = self.pair_name(source, target)
     codes = set(name.split("_"))
     return (
@@ -169,18 +171,18 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     )
 
   def pair_name(self, source: Language, target: Language) -> str:
-    """Returns the name of a language pair in the dataset, such as "deu_eng"."""
+    """Returns the dataset's name for a language pair, such as "deu_eng"."""
     codes = (readers.compact_code(language) for language in (source, target))
     merged = {code[:3] for code in self.scripts_as_one}
     return "_".join(code[:3] if code[:3] in merged else code for code in codes)
 
   def order(self, corpus: str) -> int:
-    """Returns a key that sorts corpora of the recipe by precedence."""
+    """Returns the position of a corpus in the recipe, for sorting by precedence."""
     return [entry.name.casefold() for entry in self.corpora].index(corpus.casefold())
 
   @property
   def digest(self) -> str:
-    """Hash of all settings that change the data."""
+    """Hash of all settings that affect the data."""
     content = msgspec.to_builtins(self, enc_hook=str)
     return manifest.digest(
       {name: x for name, x in content.items() if name not in ("description", "expected")}
@@ -188,31 +190,31 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cut(NamedTuple):
-  """Bounds of the ranks of a cell's rows in the dataset.
+  """Rank bounds that select the rows of a cell.
 
   Attributes:
-    train: Rows with ranks from `validation` to below this are for training.
-    validation: Rows with ranks below this are for validation.
+    train: Rows with ranks in [validation, train) are training rows.
+    validation: Rows with ranks in [0, validation) are validation rows.
   """
 
   train: int
   validation: int
 
   def counts(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the numbers of ranks for training and for validation in each array, [arrays, 2]."""
+    """Returns the numbers of training rows and validation rows in each array, [arrays, 2]."""
     below = [(_below(rank_N, self.train), _below(rank_N, self.validation)) for rank_N in arrays]
     train_B, validation_B = np.array(below, np.int64).reshape(-1, 2).T
     return np.stack([np.maximum(train_B - validation_B, 0), validation_B], axis=1)
 
 
 class Goal(NamedTuple):
-  """A target number of training pairs, and the result.
+  """A target number of training pairs, and the number obtained.
 
   Attributes:
-    name: Code of a language, or name of a language pair.
-    target: Number in the recipe, as a target or as reported by a paper.
-    obtained: Training pairs in the dataset.
-    available: Pairs before caps and targets.
+    name: Language code or name of a language pair.
+    target: Number of training pairs in the recipe's `targets` or `expected`.
+    obtained: Number of training pairs in the dataset.
+    available: Number of pairs before caps and targets are applied.
   """
 
   name: str
@@ -227,17 +229,17 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str | os.PathLike) -> Recipe:
-  """Returns a recipe of the package, by name, or a recipe in a YAML file, by path.
+  """Loads a recipe by its name in the package, or by the path of a YAML file.
 
   Raises:
-    InputError: it does not exist, or a key or value is wrong; the message names file and key.
+    InputError: the recipe does not exist, or a key or value is invalid.
   """
   path = os.fspath(name_or_path)
   try:
     content = input_files.read_bytes(_FOLDER / f"{path}.yaml" if path in names() else path)
   except errors.InputError as error:
     raise errors.InputError(
-      f"recipe {error}; give the path of a YAML file, or one of {', '.join(names())}"
+      f"recipe {error}; pass the path of a YAML file, or one of {', '.join(names())}"
     ) from None
   try:
     return msgspec.yaml.decode(content, type=Recipe, dec_hook=_normalize)
@@ -247,23 +249,24 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
 
 
 def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
-  """Returns the codes of a recipe's languages, or None for all; raises the errors of `load`."""
+  """Returns the language codes in a recipe, or None if it includes all. Raises like `load`."""
   used = load(name_or_path).languages
   recipe_languages = (x for x in languages.LANGUAGES if readers.compact_code(x) in used)
   return readers.language_codes(recipe_languages) or None
 
 
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
-  """Returns the sample of each corpus and language pair, as bounds of its ranks.
+  """Chooses which rows to sample from each corpus and language pair, and returns rank bounds.
 
-  A sample is the rows with the lowest ranks; the lowest of all are for validation. Ranks are
-  pseudo-random, so this is a random sample, and a smaller cap gives a subset of a larger one. If
-  the target of a language is below its caps, its largest cells are cut to one size, and small
-  corpora stay whole.
+  A sample consists of the rows with the lowest ranks, of which the very lowest are used for
+  validation. Ranks are pseudo-random, so the sample is random, and the sample for a smaller cap is
+  a subset of the sample for a larger cap. If a language still has more training pairs than its
+  target after the caps, its largest cells (a corpus in a language pair) are reduced to the same
+  size, and its smaller cells are used in full.
 
   Args:
-    recipe: Caps, targets, and how many pairs are for validation.
-    ranks: The ranks of all rows; distinct within a cell.
+    recipe: Specifies the caps, the targets and the numbers of validation pairs.
+    ranks: The ranks of all rows. Ranks must be distinct within a cell.
   """
   sizes = {cell: sum(map(len, arrays)) for cell, arrays in ranks.items()}
   corpora = {name: corpus for _, name in sizes if (corpus := recipe.corpus(name))}
@@ -284,8 +287,9 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
     groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
   for codes, cells in groups.items():
     if targets := [recipe.targets[code] for code in codes if code in recipe.targets]:
-      # Cut the largest cells to one size (or one more), so that all cells together reach the
-      # target. In ascending order, a small cell leaves its share to the larger cells.
+      # Reduce the largest cells to the same size, give or take one pair, so that all cells together
+      # reach the target. Cells are visited from small to large, so that each small cell leaves the
+      # unused part of its share to the larger cells.
       remaining = min(targets)
       for index, cell in enumerate(sorted(cells, key=lambda cell: (train[cell], cell))):
         train[cell] = min(train[cell], remaining // (len(cells) - index))
@@ -300,7 +304,7 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
 
 
 def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
-  """Returns `targets` and `expected` of a recipe with the results of `cuts`, by name."""
+  """Compares a recipe's `targets` and `expected` with the numbers that `cuts` select."""
   counts: collections.Counter[str] = collections.Counter()
   available: collections.Counter[str] = collections.Counter()
   for cell, arrays in ranks.items():
@@ -313,22 +317,22 @@ def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
 
 
 def _counted_for(recipe: Recipe, pair: str) -> list[str]:
-  """Returns the languages that a pair counts for: its non-pivot, or both if both are pivots."""
+  """Returns the languages whose targets count a pair: its non-pivot, or both if both are pivots."""
   codes = pair.split("_")
   non_pivots = [code for code in codes if code not in recipe.pivots]
   return non_pivots or codes
 
 
 def _below(rank_N: np.ndarray, bound: int) -> int:
-  """Returns how many of ascending ranks are below a bound."""
+  """Returns how many of the ascending ranks are below a bound."""
   return len(rank_N) if bound >= _TOP else int(np.searchsorted(rank_N, np.uint64(bound)))
 
 
 def _bound(arrays: Sequence[np.ndarray], count: int) -> int:
-  """Returns the lowest bound with `count` ranks of all arrays together below it."""
+  """Returns the lowest bound such that `count` ranks, over all arrays, are below it."""
   if count >= sum(map(len, arrays)):
     return _TOP if count else 0
-  low, high = 0, _TOP  # Bisection, because the arrays may be files larger than memory.
+  low, high = 0, _TOP  # Bisect, because the arrays may be memory-mapped files larger than memory.
   while low < high:
     middle = (low + high) // 2
     if sum(_below(rank_N, middle) for rank_N in arrays) < count:
@@ -339,18 +343,18 @@ def _bound(arrays: Sequence[np.ndarray], count: int) -> int:
 
 
 def _normalize(kind: type, value: Any) -> Any:
-  """Converts codes, pairs and counts from YAML; the `dec_hook` of msgspec."""
+  """Converts codes, pairs and counts from YAML. This is a `dec_hook` for msgspec."""
   if issubclass(kind, dict):
     counts = {}
     for key, count in msgspec.convert(value, dict[str, Count]).items():
       is_pair = kind is PairCounts or (kind is Counts and "-" in key)
       counts[_normalize(Pair if is_pair else Code, key)] = count
     return kind(counts)
-  if not isinstance(value, str):  # YAML reads "no", the code of Norwegian, as False.
-    raise ValueError(f"{value!r} is not text; put it in quotes")
+  if not isinstance(value, str):  # YAML parses "no", the code of Norwegian, as False.
+    raise ValueError(f"{value!r} is not a string; put it in quotes")
   if kind is Code:
     return Code(readers.compact_code(languages.language(value)))
   if value.count("-") != 1:
-    raise ValueError(f"{value!r} is not two codes, such as de-en")
+    raise ValueError(f"{value!r} is not a language pair; write two codes, such as de-en")
   first, second = map(languages.language, value.split("-"))
   return Pair(readers.pair_name(*releases.order(first, second)))

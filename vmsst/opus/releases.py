@@ -1,15 +1,15 @@
-"""Finds OPUS releases below a folder and reads their rows, however damaged the files are.
+"""Finds OPUS releases in a folder and reads their rows, even from damaged files.
 
-| file below the folder | origin |
+| path within the folder | layout |
 |---|---|
-| `CORPUS/VERSION/moses/de-en.txt.zip` | layout of OPUS; the folder `moses` is optional |
-| `CORPUS/VERSION/tmx/de-en.tmx.gz` | as above; plain or gzipped |
-| `CORPUS/VERSION/tsv/de-en.tsv.gz` | as above; first two columns, in the order of the name |
-| `CORPUS_VERSION_moses_de-en.txt.zip` | flat names of opustools, for all formats |
+| `CORPUS/VERSION/moses/de-en.txt.zip` | OPUS; the folder `moses` is optional |
+| `CORPUS/VERSION/tmx/de-en.tmx.gz` | OPUS; plain or gzipped |
+| `CORPUS/VERSION/tsv/de-en.tsv.gz` | OPUS; the first two columns are in the order of the codes |
+| `CORPUS_VERSION_moses_de-en.txt.zip` | flat file names from opustools, for all formats |
 
-A corpus may be named `OPUS-CORPUS`, as in the storage of OPUS, and be deeper below the folder. The
-region of a code (pt_BR) is dropped if the table of languages has no such language; a script is
-never dropped.
+The corpus folder may be named `OPUS-CORPUS`, as in OPUS's storage, and may be nested more deeply.
+If a code with a region (pt_BR) is not in the language table, the region is ignored. A script is
+never ignored.
 """
 
 import dataclasses
@@ -29,22 +29,22 @@ _NAME = re.compile(
   rf"(?P<first>{_CODE})-(?P<second>{_CODE})\.(?P<format>txt\.zip|tmx|tsv)(?:\.gz)?"
 )
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
-_FORMATS = ("zip", "tmx", "tsv")  # In order of preference.
+_FORMATS = ("zip", "tmx", "tsv")  # in order of preference
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-  """One language pair of one version of a corpus on disk.
+  """The file with one language pair from one version of a corpus.
 
   Attributes:
     corpus: Name in OPUS, such as "Europarl".
     version: Version, such as "v8".
     path: The file.
     format: "zip" (a Moses pair in an archive), "tsv" or "tmx".
-    pair: Languages of the two sides of the dataset's pairs; see `order`.
-    size: Bytes on disk.
-    codes: The language codes in the file name, in its order (the order of the columns of a TSV
-      file).
+    pair: The two languages, in the dataset's order; see `order`.
+    size: Size of the file in bytes.
+    codes: The two language codes, in the order of the file name. The columns of a TSV file have the
+      same order.
   """
 
   corpus: str
@@ -57,24 +57,24 @@ class Release:
 
   @property
   def name(self) -> str:
-    """A unique name that is valid as a file name: "Europarl.v8.de-en"."""
+    """A unique name that can be used as a file name, such as "Europarl.v8.de-en"."""
     return f"{self.corpus}.{self.version}.{'-'.join(self.codes)}"
 
 
 def order(first: Language, second: Language) -> tuple[Language, Language]:
-  """Returns two languages in the order of the dataset's pairs: alphabetical by `compact_code`."""
+  """Returns two languages in the dataset's order, which is alphabetical by `compact_code`."""
   source, target = sorted((first, second), key=readers.compact_code)
   return source, target
 
 
 def scan(root: str) -> tuple[list[Release], list[Fault]]:
-  """Returns the releases below `root`, sorted by name, and a fault for each file left out.
+  """Returns the releases in `root`, sorted by name, and a fault for each file that was skipped.
 
-  If a version of a corpus has a language pair in several formats, one is used: the archive, else
-  TMX or TSV. Files that are not a release are ignored.
+  If a language pair exists in several formats for the same corpus version, only the first of
+  archive, TMX and TSV is used. Files that do not look like OPUS releases are ignored.
 
   Raises:
-    InputError: no release is below `root`.
+    InputError: there is no release in `root`.
   """
   candidates: list[Release] = []
   faults: list[Fault] = []
@@ -88,9 +88,9 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
       else:
         candidates.append(release)
   if not candidates:
-    left_out = f" (left out: {faults[0].location}: {faults[0].what})" if faults else ""
+    left_out = f" (skipped: {faults[0].location}: {faults[0].what})" if faults else ""
     raise errors.InputError(
-      f"{root}: no OPUS release below this folder; add some, such as "
+      f"{root}: no OPUS release in this folder or its subfolders; add releases, such as "
       f"CORPUS/VERSION/moses/de-en.txt.zip{left_out}"
     )
   releases: dict[tuple[str, ...], Release] = {}
@@ -101,11 +101,11 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
 
 
 def read(release: Release) -> Iterator[Row | Fault]:
-  """Yields the rows of a release in its order, and a fault for everything that is left out.
+  """Yields the rows of a release in file order, and a fault for each item that is skipped.
 
-  Damaged files raise no error: they yield the rows that can be read, then a fault. Texts have no
-  line ends and are otherwise unchanged; a side may be empty. Memory is bounded, whatever the length
-  of the lines and the expansion of an archive.
+  A damaged file does not raise an error. It yields all rows that can be read, then a fault. Texts
+  are unchanged, except that line ends are removed; a text may be empty. Memory use is limited even
+  if lines are very long or an archive is a decompression bomb.
   """
   swapped = release.format != "tmx" and (
     languages.opus_language(release.codes[0]) != release.pair[0]
@@ -114,7 +114,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
     if release.format == "zip":
       texts = _sides(archives.members(release.path), release.codes)
       items = formats.parse_moses([(str(text), archives.member_chunks(text)) for text in texts])
-    else:  # Texts are in the order of the file; in TMX, in the order of the pair.
+    else:  # Texts are in file order. For TMX, they are in the order of `pair`.
       items = formats.parse(release.format, [release.path], release.pair)
   except archives.DamagedError as error:
     yield Fault(release.path, str(error))
@@ -122,29 +122,29 @@ def read(release: Release) -> Iterator[Row | Fault]:
   empty = True
   for item in items:
     empty = False
-    if isinstance(item, Row):  # without further columns
+    if isinstance(item, Row):  # drop further columns
       item = Row(item.number, item.texts[1::-1] if swapped else item.texts[:2])
     yield item
   if empty:
-    yield Fault(release.path, "holds no pair of the two languages")
+    yield Fault(release.path, "contains no pair in the two languages")
 
 
 def _release(root: str, path: str, match: re.Match[str]) -> Release | Fault:
-  """Returns the release of a file, or why it is left out."""
+  """Returns the release that a file contains, or a fault if the file must be skipped."""
   corpus, version = match["corpus"], match["version"]
   if not corpus:
     folders = os.path.relpath(path, root).split(os.sep)[:-1]
     if folders and folders[-1] in _FORMAT_FOLDERS:
       folders.pop()
     if len(folders) < 2:
-      return Fault(path, "neither its folders nor its name show corpus and version")
+      return Fault(path, "neither the folders nor the file name specify the corpus and its version")
     corpus, version = folders[-2:]
   codes = (match["first"], match["second"])
   source, target = map(languages.opus_language, codes)
   if source is None or target is None:
     return Fault(path, f"unknown language code {codes[source is not None]!r}")
   if source == target:
-    return Fault(path, f"both sides are {source.name}")
+    return Fault(path, f"both languages are {source.name}")
   corpus, pair = corpus.removeprefix("OPUS-"), order(source, target)
   return Release(corpus, version, path, match["format"][-3:], pair, storage.size(path), codes)
 
@@ -154,11 +154,11 @@ def _fold(code: str) -> str:
 
 
 def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archives.Member]:
-  """Returns the members with the texts, in the order of `codes`; DamagedError if one is missing."""
+  """Returns the two text members in the order of `codes`. Raises DamagedError if one is missing."""
   texts = []
   for code in codes:
     matches = [x for x in members if _fold(x.name.rpartition(".")[2]) == _fold(code)]
     if len(matches) != 1:
-      raise archives.DamagedError(f"{len(matches)} members end with .{code}; it needs one")
+      raise archives.DamagedError(f"{len(matches)} members end with .{code}; exactly one must")
     texts += matches
   return texts

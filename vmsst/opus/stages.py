@@ -1,10 +1,10 @@
-"""The stages of a build: clean a release, merge a bucket of a language pair, write a shard.
+"""The stages of a dataset build: clean releases, merge buckets, and write shards.
 
-Each function writes one file to a path, and returns facts about it for the data card.
+Each stage is a function that writes one file and returns facts about it for the data card.
 
-Files between the stages are in Parquet, with checksums that are verified when they are read. The
-stage `clean` distributes its rows over buckets by their keys: row group i belongs to bucket i
-modulo the number of buckets.
+The intermediate files are Parquet files with checksums, which are verified on reading. The stage
+`clean` assigns each row to a bucket by its key. In its output files, row group i belongs to the
+bucket i modulo the number of buckets.
 """
 
 import collections
@@ -26,19 +26,19 @@ from vmsst.opus import cleaning, releases
 READ, KEPT, HELD_OUT = "read", "kept", "held_out"
 DUPLICATE, NEAR_DUPLICATE = "duplicate", "near_duplicate"
 REASONS = (*cleaning.REASONS, HELD_OUT, DUPLICATE, NEAR_DUPLICATE)
-"""Why a pair is left out, in the order of the checks."""
+"""Reasons for dropping a pair, in the order of the checks."""
 FAULTS_KEPT = 20
-"""Maximum number of faults of a release that are listed; all faults are counted."""
+"""Maximum number of faults to list for each release. All faults are counted."""
 FORMAT = 2
-"""Version of the stages; increase it if a stage writes other output from the same input."""
+"""Version of the stages. Increase it when a stage's output changes for the same input."""
 MEMORY_BYTES = 32 << 20
-"""Memory of the rows that a writer holds before it writes them."""
+"""Bytes of rows that a writer buffers in memory before it writes them."""
 _TEXTS = {"source": pa.large_binary(), "target": pa.large_binary()}
 CLEANED = pa.schema({"key": pa.uint64(), **_TEXTS})
-"""Columns of cleaned rows: the key, and two texts in UTF-8."""
+"""Columns of cleaned rows: the key and the two UTF-8 texts."""
 MERGED = pa.schema({"rank": pa.uint64(), "tag": pa.uint16(), **_TEXTS})
-"""Columns of merged rows: the rank, the number of the corpus, and the texts."""
-_ROW_BYTES = 160  # Memory of a row's Python objects.
+"""Columns of merged rows: the rank, the corpus index (`tag`) and the two UTF-8 texts."""
+_ROW_BYTES = 160  # Bytes of memory for a row's Python objects.
 _GROUP_ROWS = 4000
 _COUNT = b"buckets"
 _OPTIONS: dict[str, Any] = {
@@ -50,13 +50,13 @@ _OPTIONS: dict[str, Any] = {
 }
 
 CleanFile = tuple[str, str]
-"""Path of a cleaned release, and its corpus."""
+"""Path of a cleaned release, and the name of its corpus."""
 Bounds = Mapping[str, tuple[int, int]]
-"""For each corpus, the first rank to take and the rank after the last."""
+"""For each corpus, the half-open range [low, high) of ranks to select."""
 
 
 class BucketWriter:
-  """Writes a file of cleaned rows in buckets, in a `with` statement.
+  """Context manager that writes cleaned rows to a file with buckets.
 
   Args:
     path: The file.
@@ -79,7 +79,7 @@ class BucketWriter:
         self._flush()
 
   def add(self, key: int, source: bytes, target: bytes) -> None:
-    """Adds a row to the bucket of its key: `key % count`."""
+    """Adds a row to the bucket `key % count`."""
     self._keys.append(key)
     self._sources.append(source)
     self._targets.append(target)
@@ -88,7 +88,7 @@ class BucketWriter:
       self._flush()
 
   def _flush(self) -> None:
-    """Writes the rows so far: one row group for each bucket."""
+    """Writes the buffered rows, as one row group for each bucket."""
     if not self._keys:
       return
     keys_N = np.array(self._keys, np.uint64)
@@ -112,12 +112,12 @@ class BucketWriter:
 def read_bucket(
   path: str, bucket: int = 0, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-  """Yields the rows of a bucket in the order in which they were written, one row group at a time.
+  """Yields the rows of a bucket, one row group at a time, in the order in which they were added.
 
   Args:
     path: The file.
     bucket: Number of the bucket.
-    columns: Names of the columns to read; default: all.
+    columns: Names of the columns to read (default: all columns).
   """
   with parquet.ParquetFile(path, page_checksum_verification=True) as file:
     count = int(file.schema_arrow.metadata[_COUNT])
@@ -138,12 +138,13 @@ def clean(
     path: Output file.
     release: The release.
     rules: Rules for normalizing and filtering.
-    held_out: File of the sentences to exclude, and their digest; see `EvaluationSentences`.
-    count: Number of buckets. A pair of texts is in the bucket `key % count`, with the key of
-      `cleaning.keys`.
+    held_out: Path of a file with the `EvaluationSentences` to exclude, and their digest.
+    count: Number of buckets. Each pair is written to the bucket `key % count`, where `key` is the
+      hash of the pair from `cleaning.keys`.
 
   Returns:
-    Counts by reason and by evaluation set, faults, and counts of faults.
+    The numbers of pairs by reason and by evaluation set, the first faults, and the number of faults
+    of each kind.
   """
   counts: collections.Counter[str] = collections.Counter()
   by_set: collections.Counter[str] = collections.Counter()
@@ -173,7 +174,7 @@ def clean(
   return {"counts": counts, "held_out": by_set, "faults": faults, "fault_kinds": kinds}
 
 
-@functools.lru_cache(maxsize=1)  # A process loads them once.
+@functools.lru_cache(maxsize=1)  # Load the file only once per process.
 def _evaluation_sentences(path: str, digest: str) -> cleaning.EvaluationSentences:
   del digest
   return cleaning.EvaluationSentences.load(path)
@@ -182,18 +183,18 @@ def _evaluation_sentences(path: str, digest: str) -> cleaning.EvaluationSentence
 def merge(
   path: str | os.PathLike[str], files: Sequence[CleanFile], bucket: int, seed: int
 ) -> dict[str, dict[str, int]]:
-  """Removes duplicates in one bucket of a language pair, and shuffles the rest.
+  """Removes duplicates from one bucket of a language pair and shuffles the remaining rows.
 
-  Of several pairs with the same key, the first one stays, in the order of files and rows.
+  If several pairs have the same key, only the first is kept, in the order of files and rows.
 
   Args:
-    path: Output file. The tag of a row is the index of its corpus in `corpora`.
+    path: Output file. The tag of each row is the index of its corpus in `corpora(files)`.
     files: The cleaned releases of the language pair, in order of precedence.
     bucket: Number of the bucket.
-    seed: Seed of the random order.
+    seed: Seed for shuffling.
 
   Returns:
-    For each corpus, the numbers of rows, duplicates, and kept rows.
+    The numbers of rows, duplicates and kept rows for each corpus.
   """
   names = corpora(files)
   tables, tags = [CLEANED.empty_table()], [0]
@@ -205,8 +206,9 @@ def merge(
   rows = pa.concat_tables([table.replace_schema_metadata() for table in tables])
   keys_N = rows["key"].to_numpy()
   texts = rows.select(["source", "target"])
-  # np.unique returns the index of the first of equal keys; all later rows are repeated. Repeated
-  # rows with the same texts are duplicates; the others differ in case, punctuation or spaces.
+  # For each key, np.unique returns the index of the first row; all later rows with the same key are
+  # repeated. A repeated row is a duplicate if its texts equal the texts of the first row.
+  # Otherwise, it is a near duplicate, which differs in case, punctuation or spaces.
   _, first_K, group_N = np.unique(keys_N, return_index=True, return_inverse=True)
   first_N = first_K[group_N]
   repeated_R = np.flatnonzero(first_N != np.arange(len(first_N)))
@@ -237,14 +239,14 @@ def merge(
 
 
 def corpora(files: Sequence[CleanFile]) -> list[str]:
-  """Returns the corpora of a language pair in order of precedence."""
+  """Returns the distinct corpora of cleaned files, in order of precedence."""
   return list(dict.fromkeys(corpus for _, corpus in files))
 
 
 def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: int) -> np.ndarray:
-  """Returns pseudo-random uint64 numbers [N] that only depend on seed, pair key and corpus."""
+  """Returns pseudo-random ranks, uint64 [N], that depend only on the seed, pair key and corpus."""
   secret = f"rank {seed}".encode()
-  # A keyed hash: the seed is the key, and one state per corpus has its name hashed already.
+  # Use a hash that is keyed with the seed. Hash each corpus name only once and copy the state.
   states = [hashlib.blake2b(name.encode(), digest_size=8, key=secret) for name in corpora]
   keys = keys_N.astype("<u8").tobytes()
   digests = bytearray()
@@ -256,7 +258,7 @@ def ranks(keys_N: np.ndarray, tags_N: np.ndarray, corpora: Sequence[str], seed: 
 
 
 def load_ranks(path: str) -> np.ndarray:
-  """Returns the ranks of a merged bucket, uint64 [N], by corpus and ascending in each corpus."""
+  """Returns the ranks in a merged bucket, uint64 [N], sorted by corpus and then by rank."""
   rows = pa.concat_tables(
     [MERGED.empty_table().select(["rank", "tag"]), *read_bucket(path, 0, ["rank", "tag"])]
   )
@@ -270,19 +272,19 @@ def write(
   bounds: Bounds,
   languages: tuple[str, str],
 ) -> dict[str, int]:
-  """Writes one shard of a split: rows of merged buckets, by rank.
+  """Writes one shard of a split, with rows from merged buckets, sorted by rank.
 
   Args:
-    path: Output file, of `dataset_shards`.
-    merged: Files of the buckets.
-    names: The corpora, in the order of the tags.
-    bounds: Ranks to take.
-    languages: Codes of the two sides.
+    path: Output file, in the format of `dataset_shards`.
+    merged: Files of the merged buckets.
+    names: Corpus names, in the order of the tags.
+    bounds: Ranks to select.
+    languages: Codes of the source and target languages.
 
   Returns:
-    The number of rows, and the bytes of the records.
+    The number of rows, and the total size of the records in bytes.
   """
-  # Bounds include the last rank, because 2**64 is not a uint64. The range 1 to 0 is empty.
+  # Convert to inclusive ranges, because 2**64 does not fit in uint64. The range (1, 0) is empty.
   bounds_C = [bounds[name] for name in names]
   ranges = [(low, high - 1) if low < high else (1, 0) for low, high in bounds_C]
   low_C, last_C = np.array(ranges, np.uint64).T
@@ -290,7 +292,7 @@ def write(
   def rows(file: str) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     for table in read_bucket(file):
       rank_N, tag_N = table["rank"].to_numpy(), table["tag"].to_numpy()
-      # Ranks ascend, so no later row is in the shard.
+      # Ranks ascend, so all later rows are out of range, too.
       if not len(table) or rank_N[0] > last_C.max():
         return
       inside_N = np.flatnonzero((rank_N >= low_C[tag_N]) & (rank_N <= last_C[tag_N]))
@@ -304,7 +306,7 @@ def write(
       )
 
   examples = dataset_shards.Examples(*languages)
-  # Rows of each file ascend by rank, and so do the merged rows.
+  # The rows of each file are sorted by rank, so merging them keeps this order.
   records = (examples.example(*texts) for _, *texts in heapq.merge(*map(rows, merged)))
   count, size = dataset_shards.write(path, records)
   return {"rows": count, "bytes": size}

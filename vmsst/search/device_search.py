@@ -23,7 +23,7 @@ def search(
   k_target: int | None,
   /,
 ) -> exact_search.Both:
-  """The `Search` for this machine: on accelerators if JAX has any, otherwise in NumPy."""
+  """The `Search` for this machine. It uses accelerators if JAX finds any, otherwise NumPy."""
   on_cpu = jax.default_backend() == "cpu"
   return (exact_search.search if on_cpu else search_on_devices)(source, target, k_source, k_target)
 
@@ -46,7 +46,8 @@ def search_on_devices(
     k_source: See `Search`.
     k_target: See `Search`.
     sources: Sources per block, replicated on all devices.
-    targets: Targets per block, sharded over the devices. With the defaults, scores take 1 GB.
+    targets: Targets per block, sharded over the devices. With the default sizes, the scores of a
+      block take 1 GB.
   """
   mesh = Mesh(np.array(jax.local_devices()), _AXIS)
   replicated, sharded = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
@@ -64,7 +65,7 @@ def search_on_devices(
       base_CD = jax.device_put(_pad_rows(target_CD, width), sharded)
       size_2 = np.array([len(source_BD), len(target_CD)], np.int32)
       best, block_best = step(query_BD, base_CD, best, size_2, np.int32(columns.start))
-      # Merge the previous block while the devices compute this one.
+      # Merge the previous block while the devices compute the current block.
       _merge_backward(backward, pending, rows.start)
       pending = columns, block_best
     _merge_backward(backward, pending, rows.start)
@@ -83,11 +84,11 @@ def _merge_backward(
 
 @functools.cache
 def _step(mesh: Mesh, backward: int | None):
-  """Compiles the comparison of two blocks.
+  """Compiles the function that compares a block of sources with a block of targets.
 
   Args:
     mesh: Devices over which targets are sharded.
-    backward: Number of sources to find for each target. None skips this direction.
+    backward: Number of sources to find for each target. If None, no sources are found.
   """
 
   def compare_block(
@@ -97,11 +98,12 @@ def _step(mesh: Mesh, backward: int | None):
     size_2: Int[Array, "2"],
     column: Int[Array, ""],
   ) -> tuple[Best, Best | None]:
-    """Returns the best targets of each source so far, and the best sources in the block.
+    """Returns each source's best targets so far, and each target's best sources in this block.
 
     Args:
       query_BD: Unit vectors of sources, padded at the end.
-      base_CD: This device's unit vectors of targets. The last device has the padding at the end.
+      base_CD: Unit vectors of the targets on this device. On the last device, padding is at the
+        end.
       best: Best targets of each source in earlier blocks.
       size_2: Number of sources and targets without padding.
       column: Row number of the block's first target.
@@ -113,7 +115,7 @@ def _step(mesh: Mesh, backward: int | None):
     real_B1 = jnp.arange(height)[:, None] < size_2[0]
     score_BC = jnp.where(real_C & real_B1, score_BC, -jnp.inf)
     score_BK, index_BK = jax.lax.top_k(score_BC, min(best[0].shape[1], width))
-    # Ties go to the lower row: devices are in the order of their targets, and top_k prefers
+    # Ties go to the lower row, because devices are in the order of their targets and top_k prefers
     # earlier entries.
     block_best = (
       jax.lax.all_gather(x, _AXIS, axis=1, tiled=True)

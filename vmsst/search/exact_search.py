@@ -1,8 +1,8 @@
 """Exact nearest neighbors by cosine, block by block, in NumPy.
 
-Vectors may be on disk: they are read and normalized in blocks and never held as a whole. Large
-results are in temporary files. Ties go to the lowest row. The rounding of a large matrix product
-depends on the position of a row, so copies of a vector can differ in the last bit of their cosines.
+Vectors may be on disk. They are read and normalized in blocks, and are never all in memory at once.
+Large results are stored in temporary files. Ties go to the lowest row. Rounding in a large matrix
+product depends on a row's position, so the cosines of identical vectors can differ in the last bit.
 Remove duplicates before a search.
 """
 
@@ -24,11 +24,12 @@ BLOCK_ROWS = 1 << 14
 
 _HELD_ROWS = 1 << 13  # Sources in memory while all targets are read.
 _READ_ROWS = 1 << 11  # Targets per read.
-_TASK_ROWS = 1 << 11  # Sources per task of a thread; constant, so that rounding never changes.
+_TASK_ROWS = 1 << 11  # Sources per thread task; constant, so that rounding never changes.
 _GROUP = 32  # Scores of a column that are skipped together if none is high enough.
 _SEARCHING = threading.Lock()  # Held by the thread that limits BLAS to one thread.
-# Sources and targets per block of `search_blocks`: multiples of the rows that a search reads at
-# once. Sources are divided into at least 8 blocks if each block then has 8,192 rows or more.
+# Maximum sources and targets per block of `search_blocks`, both multiples of the rows that a search
+# reads at once. Sources are divided into at least 8 blocks if each block then has 8,192 rows or
+# more.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
 
@@ -45,7 +46,7 @@ class Rows(Protocol):
 
 
 class Selection(NamedTuple):
-  """A subset of rows. The vectors are read when they are needed.
+  """A subset of rows. Vectors are read only when they are needed.
 
   Attributes:
     rows: The vectors.
@@ -93,7 +94,7 @@ class Search(Protocol):
       source: N vectors.
       target: M vectors.
       k_source: Number of targets to find for each source, at most M.
-      k_target: Number of sources to find for each target, at most N. None skips this direction.
+      k_target: Number of sources to find for each target, at most N. If None, no sources are found.
     """
 
 
@@ -105,8 +106,8 @@ def search(source: Selection, target: Selection, k_source: int, k_target: int | 
   """The `Search` for CPUs. It computes each score once, for both directions.
 
   Worker threads compute blocks of scores and select the scores that may be among the best. The
-  calling thread merges them in order, so that the workers never wait for each other. Searches in
-  several threads of a process take turns.
+  calling thread merges these scores in order, so that the workers never wait for each other. If
+  several threads of a process search, they take turns.
   """
   forward = no_neighbors(len(source.row_N), k_source)
   backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
@@ -152,18 +153,19 @@ def search_blocks(
   search: Search = search,
   run_blocks: Callable[[Search, Sequence[Block]], Iterable[Both]] = itertools.starmap,
 ) -> Both:
-  """A `Search` that divides a large search into blocks. The result is the same.
+  """A `Search` that divides a large search into blocks. The result does not change.
 
-  Blocks start at rows where `search` starts a read in any case, so that not even rounding changes.
+  Each block starts at a row where `search` would also start a read, so that even rounding is
+  identical.
 
   Args:
     source: See `Search`.
     target: See `Search`.
     k_source: See `Search`.
     k_target: See `Search`.
-    search: Searches a block.
-    run_blocks: Applies `search` to blocks and yields the results in order, perhaps from other
-      processes.
+    search: Nearest-neighbor search within one block.
+    run_blocks: Function that applies `search` to blocks, possibly in several processes, and yields
+      the results in order.
   """
   forward = no_neighbors(len(source.row_N), k_source)
   backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
@@ -191,12 +193,12 @@ def search_blocks(
 
 
 def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -> Neighbors:
-  """Returns the k nearest vectors of a base for every query, by cosine; all if M < k.
+  """Returns the k base vectors nearest to each query, by cosine, or all M if M < k.
 
   Args:
     query_ND: Query vectors of any length: an array, `Rows` or a `Selection`. One vector [D] counts
       as [1, D].
-    base_MD: The vectors to search, likewise; they are read in blocks.
+    base_MD: The vectors to search, in the same forms as the queries; they are read in blocks.
     k: Neighbors per query, a small number.
     search: Nearest-neighbor search; `vmsst.search.device_search.search` uses accelerators.
 
@@ -223,7 +225,7 @@ def mutual_top_k(
   source, target, k = _as_selections(source_ND, target_MD, k)
   counts = len(source.row_N), len(target.row_N)
   if not all(counts):
-    raise ValueError(f"cannot find {k} neighbors among {counts[0]} and {counts[1]} vectors")
+    raise ValueError(f"cannot find {k} neighbors among {counts[0]} sources and {counts[1]} targets")
   forward, backward = search(source, target, min(k, counts[1]), min(k, counts[0]))
   assert backward is not None
   return forward, backward
@@ -259,8 +261,8 @@ def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
   """
   if getattr(vectors_ND, "dtype", None) in (np.int8, np.uint8):
     raise ValueError(
-      f"{vectors_ND.dtype} vectors are quantized, so their cosines mean nothing; give the vectors "
-      "before vmsst.quantize"
+      f"{vectors_ND.dtype} vectors are quantized, so their cosines are meaningless; give the "
+      "vectors before vmsst.quantize"
     )
   with np.errstate(over="ignore"):
     vectors_ND = np.asarray(vectors_ND, np.float32)
@@ -284,7 +286,7 @@ def no_neighbors(count: int, k: int) -> Neighbors:
 def merge(best: Neighbors, rows: np.ndarray | slice, new: Neighbors, start: int) -> None:
   """Merges new neighbors of some rows into the best neighbors so far, in place.
 
-  Row numbers of the new neighbors count from `start` and exceed all earlier ones.
+  `start` is added to the row numbers of the new neighbors. The sums exceed all earlier row numbers.
   """
   score_RL = np.concatenate([best.score_NK[rows], new.score_NK], axis=1)
   index_RL = np.concatenate([best.index_NK[rows], start + new.index_NK], axis=1)
@@ -304,8 +306,8 @@ def _better(
 ) -> list[tuple[np.ndarray, Neighbors]]:
   """Returns the rows (and columns, unless `best_CK` is None) with better neighbors in this block.
 
-  A score must exceed the worst of the best scores so far. An equal score does not count: blocks are
-  merged in order, so that the neighbors so far have lower row numbers.
+  A neighbor is better if its score exceeds the lowest of the best scores so far. An equal score is
+  not better, because blocks are merged in order and earlier neighbors have lower row numbers.
   """
   count = len(source_PD)
   score_BC = np.empty((count + -count % _GROUP, len(target_CD)), np.float32)
@@ -329,7 +331,7 @@ def _better(
 
 
 def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
-  """Returns up to k best columns of each row; ties go to the first. Overwrites the scores."""
+  """Returns at most k best columns of each row; ties go to the first. Overwrites the scores."""
   neighbors = no_neighbors(len(score_NM), min(k, score_NM.shape[1]))
   row_N = np.arange(len(score_NM))
   for rank in range(neighbors.index_NK.shape[1]):

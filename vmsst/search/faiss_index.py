@@ -5,7 +5,7 @@ compared exactly, as in `exact_search`. Scores are therefore exact, but a vector
 candidate is never found.
 
 A factory string such as `OPQ64,IVF65536,PQ64` names a rotation, the number of inverted lists, and
-the code of a vector. Vectors have length 1, and FAISS's scores are inner products.
+the code that compresses each vector. Vectors have length 1, and FAISS's scores are inner products.
 """
 
 import contextlib
@@ -30,23 +30,25 @@ SHARD_ROWS = 1 << 20
 _PATTERN = re.compile(
   r"(?P<transform>(?:OPQ|PCAR?|RR)\d{1,6}(?:_\d{1,6})?,)?"
   r"(?:IVF(?P<lists>[1-9]\d{0,7}),)?"
-  r"(?P<code>Flat|SQ8|SQfp16|RaBitQ|(?(lists)PQ\d{1,4}|(?!)))"  # PQ is filled in lists only
+  r"(?P<code>Flat|SQ8|SQfp16|RaBitQ|(?(lists)PQ\d{1,4}|(?!)))"  # PQ requires lists
 )
 _EXAMPLES = "such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ or Flat"
-# Below this number of vectors, an exact search takes a few milliseconds.
+# If there are fewer vectors than this, an exact search takes only a few milliseconds.
 _FLAT_BELOW = 20_000
-# The default code has a bit per dimension below this number of vectors and from this width on.
+# By default, use one bit per dimension if there are fewer vectors than the first number and they
+# are at least as wide as the second.
 _BITS_BELOW, _BITS_FROM = 10_000_000, 256
-_MOST_PARTS = 64  # Otherwise, the maximum number of bytes of the default code (PQ).
+_MOST_PARTS = 64  # Maximum bytes per vector in the default PQ code.
 _LEAST_PROBES = 32
-# Training vectors: FAISS asks for at least 39 per centroid and uses at most 256.
+# Training vectors per centroid (FAISS asks for at least 39 and uses at most 256), and the minimum
+# number of training vectors.
 _PER_CENTROID, _AT_LEAST = 64, 1 << 16
-# Training of codes: rounds of the rotation and of k-means, and vectors per code word.
+# Code training: rounds for the rotation, rounds for k-means, and vectors per code word.
 _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
-_QUERIES = 1 << 11  # Queries per call of FAISS.
-_PIECE = 64  # Queries per task of a thread that compares candidates.
+_QUERIES = 1 << 11  # Queries per FAISS call.
+_PIECE = 64  # Queries per thread task when candidates are compared.
 _CANDIDATES, _PER_NEIGHBOR = 64, 8
-_SEED = 0  # Seed of the training sample.
+_SEED = 0  # Seed for the training sample.
 _TINY = 1e-12  # Below this squared length (or above 1 / _TINY), float32 loses precision.
 
 
@@ -62,7 +64,7 @@ def training_rows(factory: str) -> int:
     InputError: the string is not supported.
   """
   if not (match := _PATTERN.fullmatch(factory)):
-    raise errors.InputError(f"factory {factory!r} is not supported: give one {_EXAMPLES}")
+    raise errors.InputError(f"factory {factory!r} is not supported; give a string {_EXAMPLES}")
   lists = int(match["lists"] or 0)
   trained = match["transform"] or lists or match["code"] not in ("Flat", "SQfp16")
   return max(_AT_LEAST, _PER_CENTROID * lists) if trained else 0
@@ -71,14 +73,14 @@ def training_rows(factory: str) -> int:
 def default_factory(count: int, dimension: int) -> str:
   """Returns the default factory string for a number of vectors and their width.
 
-  Below 20,000 vectors, the default is `Flat`: an exact search. Larger indexes have inverted lists.
-  Their number is the lowest power of two of at least 4 sqrt(count): 4,096 for a million vectors and
-  65,536 for 100 million.
+  For fewer than 20,000 vectors, the default is `Flat`, an exact search. Larger indexes have
+  inverted lists. The number of lists is the smallest power of two that is at least 4 sqrt(count),
+  such as 4,096 for a million vectors and 65,536 for 100 million.
 
-  Below 10 million vectors, the codes are `RaBitQ` after a random rotation, because they are faster
-  and more accurate there. From 10 million vectors on, and for vectors of fewer than 256 dimensions,
-  they are 64 bytes of `OPQ` and `PQ`, as in CCMatrix. If 64 does not divide the width, PQ uses the
-  largest divisor below 64.
+  For fewer than 10 million vectors, the code is `RaBitQ` after a random rotation, because it is
+  faster and more accurate at this size. For 10 million vectors or more, and for vectors with fewer
+  than 256 dimensions, the code is `PQ` with 64 bytes after an `OPQ` rotation, as in CCMatrix. If 64
+  does not divide the width, PQ uses the largest divisor below 64.
   """
   if count < _FLAT_BELOW:
     return "Flat"
@@ -110,7 +112,7 @@ def train(factory: str, vectors_ND: np.ndarray) -> Any:
   """Returns an empty index, trained on unit vectors. FAISS uses a fixed random seed.
 
   Raises:
-    InputError: FAISS rejects the string, or the vectors are too few to train it.
+    InputError: FAISS rejects the string, or there are too few vectors for training.
   """
   index = new(factory, vectors_ND.shape[1])
   _train_briefly(index, _inverted_file(index))
@@ -123,7 +125,7 @@ def train(factory: str, vectors_ND: np.ndarray) -> Any:
 
 
 def fill(index: Any, rows: exact_search.Rows, span: slice) -> None:
-  """Adds the vectors of some rows to an index, scaled to length 1. Ids are row numbers."""
+  """Adds the vectors in a span of rows to an index, scaled to length 1. Ids are row numbers."""
   ivf = _inverted_file(index)
   for block in exact_search.blocks(span.stop - span.start):
     first, stop = span.start + block.start, span.start + block.stop
@@ -146,12 +148,12 @@ def sample(rows: vector_store.Vectors, factory: str) -> np.ndarray:
 
 
 def build_index(vectors: Any, factory: str | None = None) -> "Index":
-  """Builds an index of vectors in memory.
+  """Builds an in-memory index of vectors.
 
   Args:
     vectors: As in `vector_store.open_vectors`.
-    factory: Factory string of FAISS, such as "OPQ64,IVF65536,PQ64"; see `training_rows` (default:
-      depends on the number of vectors, see `default_factory`).
+    factory: FAISS factory string, such as "OPQ64,IVF65536,PQ64"; see `training_rows` (default: the
+      result of `default_factory`).
 
   Raises:
     InputError: FAISS is not installed, no vectors are given, or the factory string is not supported
@@ -165,7 +167,7 @@ def build_index(vectors: Any, factory: str | None = None) -> "Index":
 
 
 def check(rows: vector_store.Vectors, factory: str | None) -> str:
-  """Checks a factory string and returns it, or the default. Errors are as in `build_index`."""
+  """Checks and returns `factory`, or the default if None. Errors are as in `build_index`."""
   factory = factory or default_factory(*rows.shape)
   training_rows(factory)
   new(factory, rows.shape[1])
@@ -207,16 +209,16 @@ def open_index(folder: str | os.PathLike[str], vectors: Any) -> "Index":
     vectors: The vectors from which the index was built, as in `vector_store.open_vectors`.
 
   Raises:
-    InputError: the index is missing, incomplete or damaged, it belongs to other vectors, or FAISS
-      is not installed.
+    InputError: the index is missing, incomplete or damaged, it was built from different vectors, or
+      FAISS is not installed.
   """
   rows = vector_store.open_vectors(vectors)
   record = manifest.read(folder, "give a folder that `vmsst index` wrote, or build it again")
   described = {"vectors": {"name": rows.folder, "digest": rows.digest}}
   if FILE not in record.parts or manifest.differences(record.inputs, described):
     raise errors.InputError(
-      f"{os.fspath(folder)} is an index of other vectors than {rows.folder}, or of an earlier "
-      "version: build it again (`vmsst index`)"
+      f"{os.fspath(folder)} was not built from the current vectors in {rows.folder}; build it "
+      "again (`vmsst index`)"
     )
   path = storage.cached_copy(os.path.join(folder, FILE))
   input_files.check_sha256(path, record.parts[FILE].sha256, "delete the folder and build it again")
@@ -229,7 +231,7 @@ class Index:
   Attributes:
     factory: Factory string.
     rows: The vectors.
-    lists: Number of inverted lists; 0 if it has none.
+    lists: Number of inverted lists; 0 if the index has none.
     shape: Number and width of the vectors.
   """
 
@@ -254,7 +256,7 @@ class Index:
     probes: int | None = None,
     candidates: int | None = None,
   ) -> exact_search.Neighbors:
-    """Returns approximately the k nearest rows of each query; ties go to the lowest row.
+    """Returns approximately the k rows nearest to each query; ties go to the lowest row.
 
     Args:
       query_ND: Queries at length 1, float32.
@@ -289,7 +291,7 @@ class Index:
     wanted_N: np.ndarray | None = None,
     probes: int | None = None,
   ) -> np.ndarray:
-    """Returns the rows with the nearest codes, approximately, int64 [N, C]; -1 if too few."""
+    """Returns the rows with approximately the nearest codes, int64 [N, C]; -1 if too few."""
     faiss = library()
     selected = {}
     if wanted_N is not None and not wanted_N.all():
@@ -306,7 +308,7 @@ class Index:
   def _rescore(
     self, query_BD: np.ndarray, row_BC: np.ndarray, index_BK: np.ndarray, score_BK: np.ndarray
   ) -> None:
-    """Compares the candidates' vectors; writes the nearest rows and their scores in place."""
+    """Compares queries with candidates; writes the nearest rows and their scores in place."""
     vector_PD = self.rows.take(np.maximum(row_BC, 0).ravel())
     score_BC = _cosines(query_BD, vector_PD.reshape(*row_BC.shape, -1))
     score_BC[row_BC < 0] = -np.inf
@@ -352,7 +354,7 @@ def _inverted_file(index: Any) -> Any:
 
 
 def _train_briefly(index: Any, ivf: Any) -> None:
-  """Shortens the training of codes. With FAISS's defaults, it takes an hour on two cores.
+  """Shortens code training, which takes an hour on two cores with FAISS's defaults.
 
   Candidates are compared exactly, so slightly better codes would change little.
   """
@@ -365,12 +367,12 @@ def _train_briefly(index: Any, ivf: Any) -> None:
       transform.max_train_points = 256 * _PER_CODE
       codes = faiss.ProductQuantizer(transform.d_out, transform.M, 8)
       codes.cp.min_points_per_centroid = 1
-      codes.this.disown()  # FAISS keeps the address.
+      codes.this.disown()  # FAISS keeps a pointer, so Python must not free the object.
       transform.pq = codes
-  if ivf is not None:  # Otherwise, FAISS warns about few training vectors many times.
+  if ivf is not None:  # Prevents repeated warnings about few training vectors.
     ivf.cp.min_points_per_centroid = 1
   if isinstance(ivf, faiss.IndexIVFPQ):
-    ivf.do_polysemous_training = False  # Orders codes for a kind of search that is not used.
+    ivf.do_polysemous_training = False  # Useful only for polysemous search.
     ivf.pq.cp.niter = _CODE_ROUNDS
     ivf.pq.cp.min_points_per_centroid = 1
     ivf.pq.cp.max_points_per_centroid = _PER_CODE
@@ -378,7 +380,7 @@ def _train_briefly(index: Any, ivf: Any) -> None:
 
 @contextlib.contextmanager
 def _faiss_errors(problem: str) -> Iterator[None]:
-  """Turns errors of FAISS into InputError, without the source location in the message."""
+  """Turns FAISS errors into InputError, without the source location in the message."""
   try:
     yield
   except RuntimeError as error:
@@ -387,7 +389,7 @@ def _faiss_errors(problem: str) -> Iterator[None]:
 
 
 def _cosines(query_BD: np.ndarray, vector_BCD: np.ndarray) -> np.ndarray:
-  """Returns the cosine of each unit query with each of its vectors, of any length."""
+  """Returns the cosines of unit queries and their candidate vectors, which can have any length."""
   vector_BCD = vector_BCD.astype(np.float32, copy=False)
   with np.errstate(over="ignore"):
     square_BC = np.einsum("bcd,bcd->bc", vector_BCD, vector_BCD)

@@ -27,7 +27,7 @@ Pairs = np.recarray
 
 
 class F1(NamedTuple):
-  """Agreement of the pairs at or above `threshold` with the gold pairs, 0 to 1."""
+  """Agreement of the pairs at or above `threshold` with the gold pairs, from 0 to 1."""
 
   f1: float
   precision: float
@@ -44,29 +44,31 @@ def margin_pairs(
   retrieval: Retrieval = "max",
   search: exact_search.Search = exact_search.search,
 ) -> Pairs:
-  """Returns pairs by margin (Artetxe and Schwenk, 2019): a cosine relative to both neighborhoods.
+  """Returns the pairs with the best margins (Artetxe and Schwenk, 2019).
 
+  A margin relates the cosine of a pair to the cosines of the nearest neighbors of both sentences.
   With mean(x, y) = (mean of cos(x, z) over the k nearest targets z of x
                      + mean of cos(z, y) over the k nearest sources z of y) / 2
-  the score of x and y is, by `margin`,
+  the score of x and y depends on `margin`:
 
   * ratio: cos(x, y) / mean(x, y), and 0 if the mean is not positive;
   * distance: cos(x, y) - mean(x, y);
   * absolute: cos(x, y).
 
-  The candidate of a sentence is its neighbor with the best score, among its k nearest neighbors.
-  By `retrieval`, this function keeps
+  Among the k nearest neighbors of a sentence, its candidate is the neighbor with the best score.
+  `retrieval` selects the pairs to keep:
 
   * forward: the candidates of all sources; several sources may share a target;
   * backward: the candidates of all targets;
   * intersection: pairs that are candidates in both directions;
-  * max: the best pair of both directions; then it removes both sentences and repeats.
+  * max: the best pair from both directions, then the best pair that shares no sentence with it, and
+    so on.
 
   Args:
     source_ND: Source vectors of any length, without duplicates. Use an `exact_search.Selection` to
       leave out rows.
-    target_MD: Target vectors, likewise.
-    neighbors: k; with fewer sentences, all of them.
+    target_MD: Target vectors, with the same requirements.
+    neighbors: k; if there are fewer than k sentences, all of them are neighbors.
     margin: Kind of score.
     retrieval: Rule that selects candidates.
     search: Nearest-neighbor search; `vmsst.search.device_search.search` uses accelerators.
@@ -140,12 +142,12 @@ def margin_scores(
     target_ND: Vectors of the targets.
     neighbors: As in `margin_pairs`.
     margin: As in `margin_pairs`.
-    sentences: For sources and for targets, a sentence number for each row, so that copies of a
-      sentence count as one neighbor (default: every row is a different sentence).
+    sentences: Sentence numbers of the source rows and of the target rows. Rows with the same number
+      are copies and count as one neighbor (default: every row is a different sentence).
     search: As in `margin_pairs`.
 
   Raises:
-    ValueError: the shapes are not equal and [N, D], no pairs are given, a value is not finite, k is
+    ValueError: the shapes differ or are not [N, D], no pairs are given, a value is not finite, k is
       not a positive integer, or the margin is unknown.
   """
   errors.check_choice("margin", margin, _MARGINS)
@@ -158,7 +160,7 @@ def margin_scores(
   nearest = exact_search.mutual_top_k(vectors[0], vectors[1], neighbors, search=search)
   source_N, target_N = (_means(x)[index] for x, index in zip(nearest, inverse, strict=True))
   if len(source_N) != len(target_N):
-    raise ValueError(f"{len(source_N)} sources and {len(target_N)} targets: give as many of each")
+    raise ValueError(f"{len(source_N)} sources, {len(target_N)} targets; give equally many")
   return _MARGINS[margin](cosines(source_ND, target_ND), (source_N + target_N) / 2)
 
 
@@ -172,7 +174,7 @@ def cosines(source_ND: exact_search.Rows, target_ND: exact_search.Rows) -> np.nd
 
 
 def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
-  """Returns the threshold with the highest F1. If several are equal, the highest threshold wins.
+  """Returns the threshold with the highest F1; among equals, the highest threshold.
 
   Args:
     pairs: Distinct candidates, best first.
@@ -183,7 +185,7 @@ def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
   """
   gold = {(int(source), int(target)) for source, target in gold_G2}
   if not gold or not len(pairs):
-    raise ValueError(f"no F1 for {len(pairs)} candidates and {len(gold)} gold pairs")
+    raise ValueError(f"cannot compute F1 from {len(pairs)} candidates and {len(gold)} gold pairs")
   candidates = zip(pairs.source_P.tolist(), pairs.target_P.tolist(), strict=True)
   hits_P = np.cumsum(np.fromiter((pair in gold for pair in candidates), bool, len(pairs)))
   count_P = np.arange(1, len(pairs) + 1)
@@ -214,7 +216,7 @@ def _means(nearest: exact_search.Neighbors) -> np.ndarray:
 
 
 def _sorted_pairs(best: Sequence[Best], axes: Sequence[int]) -> Iterator[Pairs]:
-  """Yields the candidates of the sources (0) and targets (1), best first, in blocks.
+  """Yields the candidates of the sources (axis 0) and the targets (axis 1), best first, in blocks.
 
   Large numbers of candidates are sorted in a temporary file.
   """

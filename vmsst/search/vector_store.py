@@ -21,15 +21,15 @@ from vmsst import errors, storage
 from vmsst.io import array_files, input_files, manifest, text_files
 
 DTYPES = ("float32", "float16")
-_CHECKED = 1 << 14  # Rows per block of the check of an array.
-_LINES = 1 << 14  # Lines per span of a text; the result does not depend on it.
+_CHECKED = 1 << 14  # Rows per block when an array is checked.
+_LINES = 1 << 14  # Lines per span of a text; results do not depend on this number.
 _AGAIN = "delete the folder and embed again"
-# Limited, because every open shard holds a file descriptor.
+# The cache is limited because every open shard holds a file descriptor.
 _cached_shard = functools.lru_cache(128)(array_files.read_shard)
 
 
 class Vectors:
-  """Vectors of a finished folder. Slices of rows are memory-mapped arrays.
+  """Vectors in a finished `vmsst embed` folder. Slices of rows are memory-mapped arrays.
 
   Attributes:
     folder: The folder.
@@ -37,7 +37,7 @@ class Vectors:
     dtype: Stored data type, float16 or float32.
     settings: Inputs and options of the job that computed the vectors; see
       `manifest.Record.settings`.
-    digest: Hash of the content of all files.
+    digest: Hash of all file contents.
   """
 
   def __init__(self, folder: str | os.PathLike[str]):
@@ -110,7 +110,7 @@ class Vectors:
 
 
 class ArrayVectors(Vectors):
-  """Vectors of another source: an array in memory or a memory-mapped .npy file."""
+  """Vectors in an array or a memory-mapped .npy file, not written by `vmsst embed`."""
 
   def __init__(self, source: Any, name: str):
     """Checks the vectors and computes their digest; see `open_vectors`."""
@@ -135,7 +135,7 @@ class ArrayVectors(Vectors):
     self.digest = digest.hexdigest()
 
   def __getstate__(self) -> dict[str, Any]:
-    # Do not pickle the array: another process maps the file again.
+    # Do not pickle the array. A process that unpickles this object maps the file again.
     return {name: value for name, value in vars(self).items() if name != "_array"}
 
   @functools.cached_property
@@ -153,18 +153,18 @@ def shard_name(number: int) -> str:
 
 
 def open_vectors(vectors: Any) -> Vectors:
-  """Opens the vectors of a finished folder, a .npy file or an array.
+  """Opens vectors in a finished folder, a .npy file or an array.
 
-  The checksums of local files are verified now. Files in object stores are verified when they are
-  read. A .npy file in a store is copied to this machine.
+  The checksums of local files are verified immediately. Files in object stores are verified when
+  they are read. A .npy file in a store is copied to this machine.
 
   Args:
-    vectors: A folder written by `vmsst embed`; a .npy file or an array of NumPy, JAX or torch, [N,
-      D], float32 or float16; or vectors that this function returned earlier.
+    vectors: A folder written by `vmsst embed`; a .npy file or a NumPy, JAX or torch array, [N, D],
+      float32 or float16; or vectors that this function has already opened.
 
   Raises:
-    InputError: the vectors are missing or incomplete, or a file is missing, damaged or truncated;
-      or an array has another shape or dtype, or a value that is not finite.
+    InputError: the vectors are missing or incomplete; a file is missing, damaged or truncated; or
+      an array has an unsupported shape or dtype or contains a value that is not finite.
   """
   if isinstance(vectors, Vectors):
     return vectors
@@ -177,12 +177,12 @@ def open_vectors(vectors: Any) -> Vectors:
 
 
 class EmbeddedText(NamedTuple):
-  """A text file, or a column or key of its lines, and the vectors of its texts.
+  """The lines of a text file, or one column or key of each line, and their vectors.
 
   Attributes:
     path: The text file.
     vectors: One row per line.
-    digest: Hash of the text; reading another text from the path is an error.
+    digest: Hash of the text. Reading the file is an error if its text has a different hash.
   """
 
   path: str
@@ -197,7 +197,7 @@ class EmbeddedText(NamedTuple):
 
   @property
   def dimensions(self) -> int | None:
-    """Number of leading dimensions of the encoder that the vectors have; None if all."""
+    """Number of leading encoder dimensions in the vectors; None if the vectors contain all."""
     count = self.vectors.settings.get("dimensions")
     return count if isinstance(count, int) else None
 
@@ -214,7 +214,7 @@ class EmbeddedText(NamedTuple):
     rows = (row for row, text in enumerate(self.texts()) if not text_files.is_blank(text))
     row_M = array_files.concatenate(map(np.array, rows), np.int64)
     if not len(row_M):
-      raise errors.InputError(f"{self.path} contains no sentence: give a text with lines")
+      raise errors.InputError(f"{self.path} contains no sentence; give a text with lines")
     return row_M
 
   def reader(self) -> Callable[[int], str]:
@@ -235,14 +235,14 @@ class EmbeddedText(NamedTuple):
 def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
   """Opens a text and its vectors, as `vmsst embed` writes them.
 
-  Vectors from another source are accepted if the text has as many lines.
+  Vectors that `vmsst embed` did not write are accepted if there is one vector per line.
 
   Args:
     path: The text.
     vectors: As in `open_vectors`.
 
   Raises:
-    InputError: the text or the vectors are missing, incomplete or damaged, or do not match.
+    InputError: the text or the vectors are missing, incomplete or damaged, or they do not match.
   """
   path, vectors = os.fspath(path), open_vectors(vectors)
   text = fingerprint(path)
@@ -250,14 +250,14 @@ def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
   is_other = isinstance(recorded, dict) and recorded.get("digest") != text["digest"]
   if is_other or text["lines"] != len(vectors):
     raise errors.InputError(
-      f"{vectors.folder} has {len(vectors):,} vectors of another text than {path} with "
-      f"{text['lines']:,} lines, or of an earlier version: recompute them (`vmsst embed`)"
+      f"the {len(vectors):,} vectors in {vectors.folder} do not match the current text in {path} "
+      f"({text['lines']:,} lines); recompute them (`vmsst embed`)"
     )
   return EmbeddedText(path, vectors, text["digest"])
 
 
 def fingerprint(path: str) -> Mapping[str, Any]:
-  """Returns the identity of a text, for JSON: a `digest` of its lines, their number and the path.
+  """Returns a text's identity as a JSON object: the digest and number of its lines, and its path.
 
   A text and its gzipped copy have the same digest.
 

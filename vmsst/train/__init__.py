@@ -1,1 +1,1 @@
-"""A small runtime that speaks T5X: the same gin names, model interface and checkpoints."""
+"""A small training runtime with the gin names, the model interface and the checkpoints of T5X."""

@@ -1,4 +1,4 @@
-"""Actions of a training run: early stopping, best checkpoints, and an error for NaN metrics."""
+"""Actions for a training run: early stopping, best checkpoints, and an error for NaN metrics."""
 
 import abc
 import dataclasses
@@ -18,15 +18,15 @@ Scalars = Mapping[str, float]
 
 
 class BaseAction(abc.ABC):
-  """Receives new metrics and may stop the training."""
+  """Base class of actions. An action receives new metrics and may stop the training."""
 
   @abc.abstractmethod
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether to stop the run. An exception ends it without saving a checkpoint."""
+    """Returns whether to stop the run. An exception ends the run without a new checkpoint."""
 
 
 def _metric_value(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
-  """Returns a metric of a task. If it is missing, logs a warning and returns None."""
+  """Returns a task's metric. If the metric is missing, logs a warning and returns None."""
   value = metrics_by_task.get(task, {}).get(metric)
   if value is None:
     logging.warning("%s has no metric %s.", task, metric)
@@ -72,14 +72,14 @@ class EarlyStoppingAction(BaseAction):
 class KeepBestAction(BaseAction):
   """Writes the names of the best checkpoints to `best.json`.
 
-  The run never deletes these checkpoints, and `vmsst.load` opens the best one. Evaluations must be
-  at steps with a checkpoint, and each checkpoint must be complete before the next evaluation.
+  The run never deletes these checkpoints, and `vmsst.load` opens the best one. Every evaluated step
+  must have a checkpoint, and the checkpoint must be complete before the next evaluation.
 
   Attributes:
     model_dir: Folder of the run.
     metric: (task, metric) to watch.
     mode: "min" if lower values are better, "max" if higher values are better.
-    count: Number of checkpoints to keep, such as the number that `train` averages.
+    count: Number of checkpoints to keep, for example the `average` argument of `train`.
   """
 
   model_dir: str
@@ -96,10 +96,10 @@ class KeepBestAction(BaseAction):
     metric, best = "/".join(self.metric), t5x.read_best(self.model_dir) or {}
     complete = {path.name for path in t5x.all_checkpoints(self.model_dir)}
     ranking = best.get("ranking", [best]) if best.get("metric") == metric else []
-    # After a crash, `best.json` may list this checkpoint already, or an incomplete checkpoint.
+    # After a crash, `best.json` may already list this checkpoint, or it may list an incomplete one.
     ranking = [entry for entry in ranking if entry["checkpoint"] in complete - {name}]
     ranking.append({"checkpoint": name, "value": value})
-    # The sort is stable (also in reverse), so ties go to the earlier checkpoint.
+    # The sort is stable even in reverse order, so the earlier checkpoint wins a tie.
     ranking.sort(key=lambda entry: entry["value"], reverse=self.mode == "max")
     ranking = ranking[: self.count]
     if any(entry["checkpoint"] == name for entry in ranking):
@@ -113,7 +113,7 @@ class TerminateOnNanAction(BaseAction):
   """Ends the run with an error when a metric is NaN or infinite.
 
   Attributes:
-    task: Name of the task; "train" for the training itself.
+    task: Name of the task, or "train" for the training metrics.
     metric: Name of the metric.
   """
 

@@ -1,9 +1,9 @@
-"""Adafactor with T5X's rules for the factored axes of a parameter.
+"""Adafactor with T5X's rules for factoring the second moment of a parameter.
 
 Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018),
 https://arxiv.org/abs/1804.04235. The second moment of a matrix is stored as row and column means.
-For a parameter of more than two axes (attention heads, stacked layers), the logical axis names
-determine which axes are rows, columns or a batch of independent matrices.
+For a parameter with more than two axes (attention heads, stacked layers), the logical axis names
+determine which axes are rows, which are columns, and which form a batch of independent matrices.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vmsst.errors import InputError
 from vmsst.train.optimizers import OptimizerDef
 
 PyTree = Any
-Leaf = Any  # an array; in a tree of logical axes a PartitionSpec, or None if replicated
+Leaf = Any  # an array, or its logical axes: a PartitionSpec, or None if replicated
 Path = tuple[str, ...]
 
 
@@ -43,16 +43,16 @@ def standard_logical_factor_rules() -> dict[str, Role]:
 
 
 class AdafactorParamState(struct.PyTreeNode):
-  """Optimizer state of one parameter. Unused arrays have the shape (1,)."""
+  """Optimizer state for one parameter. Unused arrays have shape (1,)."""
 
   v_row: Leaf  # mean of the second moment over the column axes
   v_col: Leaf  # mean of the second moment over the row axes
-  v: Leaf  # the whole second moment, if it is not factored
+  v: Leaf  # the full second moment, if it is not factored
   m: Leaf  # the first moment, if beta1 is set
 
 
 class _Layout(NamedTuple):
-  """The axes of one parameter by role.
+  """The axes of one parameter, grouped by role.
 
   Attributes:
     averaged: All axes except batch axes.
@@ -70,14 +70,14 @@ def _layout(
 ) -> _Layout:
   """Returns the layout of a parameter.
 
-  As in T5X, vectors and matrices without batch axes follow a heuristic by size. Roles only affect
-  parameters with more axes.
+  As in T5X, the size alone determines whether a matrix without batch axes is factored. Roles only
+  matter for parameters with more than two axes or with a batch axis.
   """
   if len(shape) <= 2 and "batch" not in (roles or ()):
     averaged = tuple(range(len(shape)))
     if len(shape) != 2 or min(shape) < min_size:
       return _Layout(averaged)
-    row = int(shape[1] < shape[0])  # the shorter side, or the first of two equal ones
+    row = int(shape[1] < shape[0])  # the shorter axis; the first axis if both are equal
     return _Layout(averaged, (row,), (1 - row,))
   if roles is None:
     raise InputError(
@@ -108,8 +108,9 @@ def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[
 
 
 def _root_mean_square(x: Array, axes: tuple[int, ...]) -> Array:
-  # Without the barriers here and below, XLA on GPUs repeats the final sums of means in each tile of
-  # an update. With 24 stacked layers of VMSST, this takes a third of a training step.
+  # Without the barriers here and below, XLA on GPUs repeats the last summation of each mean in
+  # every tile of an update. For VMSST with 24 stacked layers, this takes a third of the training
+  # step.
   return jax.lax.optimization_barrier(jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True)))
 
 
@@ -118,7 +119,7 @@ def _without(shape: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _mean(values: Array, axes: tuple[int, ...]) -> Array:
-  """Returns the mean over axes. On CPUs it uses a matmul, because XLA's row sums are slow."""
+  """Returns the mean over `axes`. On CPUs, uses a matmul because XLA's row sums are slow there."""
 
   def by_product(values: Array) -> Array:
     shape = tuple(values.shape[axis] for axis in axes)
@@ -136,7 +137,7 @@ def _mean(values: Array, axes: tuple[int, ...]) -> Array:
 def _divided_by_second_moment(
   grad: Array, state: AdafactorParamState, decay: Array, epsilon: float, layout: _Layout
 ) -> tuple[Array, AdafactorParamState]:
-  """Updates the second moment; returns `grad` divided by its square root, and the new state."""
+  """Returns `grad` divided by the square root of the updated second moment, and the new state."""
   mixing = 1.0 - decay
   squared = grad * grad + epsilon
   if layout.rows:
@@ -154,20 +155,20 @@ def _divided_by_second_moment(
 
 @dataclasses.dataclass(eq=False)
 class Adafactor(OptimizerDef):
-  """Adafactor as T5X configures it. The trainer passes the learning rate of each step.
+  """Adafactor with T5X's options. The trainer passes the learning rate for each step.
 
   Attributes:
     factored: Whether to factor second moments.
     multiply_by_parameter_scale: Whether to scale the learning rate by the root mean square of the
       parameter.
-    beta1: Decay of the first moment. None omits the first moment to save memory.
-    decay_rate: c in the decay 1 - t ** -c of the second moment at step t = 1, 2, ...
-    step_offset: First step of the decay, for fine-tuning.
+    beta1: Decay of the first moment. If None, there is no first moment, which saves memory.
+    decay_rate: Exponent c in the decay of the second moment, 1 - t ** -c at step t = 1, 2, ...
+    step_offset: Step at which the decay schedule starts, for fine-tuning.
     clipping_threshold: Maximum root mean square of an update, before the learning rate is applied.
     weight_decay_rate: Fraction of a parameter to subtract at each step.
-    min_dim_size_to_factor: Minimum size of both axes of a matrix to factor it.
+    min_dim_size_to_factor: A matrix is factored only if both axes have at least this size.
     epsilon1: Constant added to squared gradients.
-    epsilon2: Minimum scale of a parameter.
+    epsilon2: Minimum root mean square by which the learning rate is scaled.
     logical_factor_rules: Role of each logical axis: 'row', 'column', 'batch' or 'none'.
   """
 
@@ -187,7 +188,7 @@ class Adafactor(OptimizerDef):
     self._roles: dict[Path, tuple[Role, ...]] = {}
 
   def set_param_axes(self, param_logical_axes: PyTree) -> None:
-    """Sets the roles from the logical axes of the parameters, if `logical_factor_rules` is set.
+    """Derives the roles from the parameters' logical axes, if `logical_factor_rules` is set.
 
     Raises:
       InputError: An axis has no rule.
@@ -257,9 +258,10 @@ class Adafactor(OptimizerDef):
     return traverse_util.unflatten_dict(new_params), traverse_util.unflatten_dict(new_states)
 
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
-    """Returns `state` with a PartitionSpec, or None if replicated, in place of every array.
+    """Returns `state` with every array replaced by its PartitionSpec, or by None if replicated.
 
-    Moments with the shape of a parameter are sharded like it. Row and column means are replicated.
+    Moments with the same shape as their parameter are sharded like the parameter. Row and column
+    means are replicated.
     """
 
     def axes_of(param: Any, moments: AdafactorParamState, axes: Any) -> AdafactorParamState:

@@ -1,7 +1,7 @@
-"""T5X checkpoints: `checkpoint_<step>/state` below the model folder, written by Orbax.
+"""T5X checkpoints, which Orbax writes to `checkpoint_<step>/state` in the model folder.
 
-Upstream T5X reads these checkpoints, and this module reads the checkpoints of upstream T5X. It
-compares the metadata of a checkpoint with the model before it reads any array.
+Upstream T5X can read these checkpoints, and this module can read upstream T5X checkpoints. Before
+it reads any array, it compares the checkpoint's metadata with the model.
 """
 
 import contextlib
@@ -32,14 +32,15 @@ AssignmentMap = Sequence[tuple[str, str | None]]
 
 @dataclasses.dataclass
 class SaveCheckpointConfig:
-  """When and what to save (`t5x.utils.SaveCheckpointConfig`).
+  """When to save a checkpoint and what to save (`t5x.utils.SaveCheckpointConfig`).
 
   Attributes:
     dtype: Dtype of the saved parameters, "float32" or "bfloat16".
-    period: Steps between checkpoints. The run also saves before its first step and after its last.
-    checkpoint_steps: Additional steps to save at.
-    keep: Number of newest checkpoints to keep (default: all). The best checkpoints according to
-      `trainer.KeepBestAction` are kept, too.
+    period: Steps between checkpoints. The run also saves a checkpoint before its first step and
+      after its last step.
+    checkpoint_steps: Additional steps at which to save a checkpoint.
+    keep: Number of recent checkpoints to keep (default: all). The best checkpoints according to
+      `trainer.KeepBestAction` are also kept.
     save_dataset: Whether to save the state of the data iterator, so that a restart need not reread
       the data.
   """
@@ -53,18 +54,19 @@ class SaveCheckpointConfig:
 
 @dataclasses.dataclass
 class RestoreCheckpointConfig:
-  """What to start from (`t5x.utils.RestoreCheckpointConfig`).
+  """The checkpoint to start from (`t5x.utils.RestoreCheckpointConfig`).
 
   Attributes:
-    path: A checkpoint or a folder of checkpoints. A run without `path` starts from scratch.
-    mode: With "specific", `path` is a checkpoint, or any encoder that `vmsst.load` opens, such as a
-      run (its best checkpoint is read). "latest" selects the newest checkpoint in the folder
-      `path`. "all" selects all checkpoints in the folder, for evaluation only.
-    assignment_map: Pairs of a regular expression and the name of an array in the checkpoint. A
-      model array reads the checkpoint array of the first expression that matches its whole name.
-      If the pair has None instead of a name, the model array is not read.
-    fallback_to_scratch: Whether to initialize arrays that the checkpoint lacks or the map skips.
-    dtype: Dtype of the restored parameters (default: the model's).
+    path: A checkpoint or a folder of checkpoints (default: start from scratch).
+    mode: "specific" reads the checkpoint at `path`, or any encoder that `vmsst.load` can open; for
+      a training run, this is its best checkpoint. "latest" selects the newest checkpoint in the
+      folder `path`. "all" selects all checkpoints in the folder, for evaluation only.
+    assignment_map: Pairs of a regular expression and the name of a checkpoint array. For each model
+      array, the first expression that matches the array's full name selects the checkpoint array to
+      read. If the name in this pair is None, the model array is not read.
+    fallback_to_scratch: Whether to initialize arrays that are missing from the checkpoint or that
+      `assignment_map` skips.
+    dtype: Dtype of the restored parameters (default: the model's dtype).
   """
 
   path: str | Sequence[str] | None
@@ -76,7 +78,7 @@ class RestoreCheckpointConfig:
 
 @dataclasses.dataclass
 class CheckpointConfig:
-  """What to save and restore (`t5x.utils.CheckpointConfig`)."""
+  """Which checkpoints to save and restore (`t5x.utils.CheckpointConfig`)."""
 
   save: SaveCheckpointConfig | None = None
   restore: RestoreCheckpointConfig | None = None
@@ -98,7 +100,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
       if t5x.is_complete(path):
         problem = t5x.damage(path)
       elif storage.is_url(path):
-        continue  # An unfinished write is no damage; `CheckpointManager` removes it.
+        continue  # An unfinished checkpoint is not damaged; `CheckpointManager` removes it.
       if problem is None:
         step = t5x.step_of(path)
         break
@@ -123,7 +125,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   """Returns the checkpoints that `cfg` refers to, sorted by step.
 
   Raises:
-    InputError: No checkpoint exists, or one is damaged.
+    InputError: No checkpoint exists, or a checkpoint is damaged.
   """
   paths = [cfg.path] if isinstance(cfg.path, str | os.PathLike) else list(cfg.path or ())
   checkpoints: list[epath.Path] = []
@@ -151,7 +153,7 @@ def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
   """Returns the single checkpoint that `cfg` refers to.
 
   Raises:
-    InputError: `cfg` refers to several checkpoints or to none, or the checkpoint is damaged.
+    InputError: `cfg` does not refer to exactly one checkpoint, or the checkpoint is damaged.
   """
   paths = find_checkpoints(cfg)
   if len(paths) != 1:
@@ -171,7 +173,7 @@ def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_arrays(path: epath.Path) -> Mapping[str, Any]:
-  """Returns the arrays of an encoder by name, or the arrays' metadata for a checkpoint.
+  """Returns the arrays of an encoder by name. For a T5X checkpoint, returns only their metadata.
 
   Args:
     path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
@@ -190,20 +192,20 @@ def find_arrays(
   *,
   may_lack: bool = False,
 ) -> dict[str, tensors.Source]:
-  """Finds the checkpoint array to read for each array of the model, without reading any.
+  """Selects the checkpoint array to read for each array of the model, without reading arrays.
 
   Args:
-    path: The checkpoint, for messages.
+    path: The checkpoint, for error messages.
     saved: The checkpoint's arrays (`saved_arrays`).
-    shapes: The model's state dict, of ShapeDtypeStructs.
+    shapes: The model's state dict, with a ShapeDtypeStruct for each array.
     assignment_map: See `RestoreCheckpointConfig`.
-    may_lack: Whether the checkpoint may lack arrays.
+    may_lack: Whether arrays may be missing from the checkpoint.
 
   Returns:
-    The source of each array by its name in the model.
+    The source of each model array, by name.
 
   Raises:
-    InputError: An array is missing or has another shape; the message names it.
+    InputError: An array is missing or has an unexpected shape; the message names the array.
   """
   model, unused = _flatten(shapes), {pattern for pattern, _ in assignment_map or ()}
   sources: dict[str, tensors.Source] = {}
@@ -214,14 +216,14 @@ def find_arrays(
       if match := re.fullmatch(pattern, name):
         unused.discard(pattern)
         saved_name = "" if replacement is None else match.expand(replacement)
-        is_needed |= bool(saved_name)  # An array that a rule names must exist.
+        is_needed |= bool(saved_name)  # An array that the map names must exist.
         break
     source = None
     if saved_name.startswith("target/"):
       source = tensors.find(saved_name, array.shape, saved)
     elif saved_name in saved:
-      # Optimizer state cannot be stacked or split by layer: Adafactor factors a stack of layers
-      # along other axes than a single layer.
+      # Optimizer state cannot be stacked or split by layer, because Adafactor does not factor a
+      # stack of layers along the same axes as a single layer.
       source = tensors.Source((saved_name,))
     if source is not None:
       sources[name] = source
@@ -234,13 +236,15 @@ def find_arrays(
       missing.append(saved_name or name)
   if unused:
     raise InputError(
-      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; it has {some(model)}"
+      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; the model has "
+      f"{some(model)}"
     )
   if missing:
     raise InputError(
-      f"{path} lacks {some(missing)}; it has {some(saved)}. Use a checkpoint of the same model, or "
-      "set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True to initialize the "
-      "missing arrays. If only optimizer state is missing, keep scan_layers as in the checkpoint"
+      f"{path} lacks {some(missing)}; the checkpoint has {some(saved)}. Use a checkpoint of "
+      "the same model, or set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True "
+      "to initialize the missing arrays. If only optimizer state is missing, keep scan_layers as "
+      "in the checkpoint"
     )
   return sources
 
@@ -258,15 +262,15 @@ def restore(
 
   Args:
     path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
-    shapes: The model's state dict, of ShapeDtypeStructs.
-    shardings: The same tree, of NamedShardings.
-    dtype: Dtype of the parameters, `target/...` (default: the model's).
+    shapes: The model's state dict, with a ShapeDtypeStruct for each array.
+    shardings: The same tree, with a NamedSharding for each array.
+    dtype: Dtype of the parameters, `target/...` (default: the model's dtype).
     assignment_map: See `RestoreCheckpointConfig`.
-    fallback: Returns initial values for arrays, by name. Without it, the checkpoint must contain
-      every array of the model.
+    fallback: Function that takes array names and returns initial values by name. If omitted, the
+      checkpoint must contain every array of the model.
 
   Raises:
-    InputError: An array is missing or has another shape; the message names it.
+    InputError: An array is missing or has an unexpected shape; the message names the array.
   """
   model = _flatten(shapes)
   model_shardings = _flatten(shardings)
@@ -301,11 +305,11 @@ def restore(
     array = source.make(arrays)
     if source.stacked or source.layer is not None:
       array = jax.device_put(array, model_shardings[name])
-    # Training donates the state, so names that share a source need separate arrays.
+    # Training donates the state, so each model array needs its own copy of a shared source.
     state[name] = jax.numpy.copy(array) if source.names[0] in used_names else array
     used_names.update(source.names)
   if missing and fallback is not None:
-    logging.info("Initialized because they are not read from %s: %s.", path, ", ".join(missing))
+    logging.info("Not read from %s, but newly initialized: %s.", path, ", ".join(missing))
     state.update(fallback(missing))
   return traverse_util.unflatten_dict(state, sep="/")
 
@@ -315,7 +319,7 @@ def restore(
 
 
 class _DataStateHandler(ocp.CheckpointHandler):
-  """Writes the `dataset` folder of a checkpoint, then checksums of the checkpoint's files."""
+  """Writes a checkpoint's `dataset` folder, then the checksums of the checkpoint's files."""
 
   def save(self, directory: epath.Path, args: "DataStateSave") -> None:
     args.state.copy_to(
@@ -343,7 +347,7 @@ class DataStateSave(ocp.args.CheckpointArgs):
 
 @dataclasses.dataclass
 class _NewestAndBest(checkpoint_managers.PreservationPolicy):
-  """Preserves the newest checkpoints of a run, and the checkpoints in `best.json`."""
+  """Preserves the newest checkpoints of a run and the checkpoints listed in `best.json`."""
 
   model_dir: str
   newest: int
@@ -355,7 +359,7 @@ class _NewestAndBest(checkpoint_managers.PreservationPolicy):
 
 
 def best_names(model_dir: str) -> list[str]:
-  """Returns the names in `best.json`, best first; empty if the run has no such file."""
+  """Returns the checkpoint names in `best.json`, best first, or no names if the file is missing."""
   best = t5x.read_best(model_dir) or {}
   return [entry["checkpoint"] for entry in best.get("ranking", [best] if best else [])]
 
@@ -363,13 +367,13 @@ def best_names(model_dir: str) -> list[str]:
 def write_average(
   model_dir: str, count: int, shapes: Mapping[str, Any], shardings: Mapping[str, Any]
 ) -> None:
-  """Writes the average parameters of a run's best checkpoints, or of the newest if none is best.
+  """Writes the average of a run's best checkpoints, or of its newest if `best.json` is missing.
 
   Args:
     model_dir: Folder of the run. Its checkpoints must be complete.
     count: Maximum number of checkpoints to average.
-    shapes: As for `restore`.
-    shardings: As for `restore`.
+    shapes: See `restore`.
+    shardings: See `restore`.
   """
   complete = {path.name: path for path in t5x.all_checkpoints(model_dir)}
   names = [name for name in best_names(model_dir) if name in complete][:count]
@@ -397,7 +401,7 @@ class CheckpointManager:
   """Writes checkpoints below `model_dir` in the background, and deletes old ones.
 
   Args:
-    model_dir: Absolute folder.
+    model_dir: Absolute path of the run's folder.
     cfg: When and what to save, and how many checkpoints to keep.
   """
 
@@ -406,7 +410,7 @@ class CheckpointManager:
     self._cfg = cfg
     self._failed = False
     t5x.silence_orbax()
-    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # finishes items in this order
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # Orbax writes in this order.
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())
     in_store = storage.is_url(model_dir)
@@ -426,9 +430,9 @@ class CheckpointManager:
     )
 
   def save(self, train_state: Any, data_state: input_pipeline.DataState) -> None:
-    """Starts writing `train_state`, unless its step has a checkpoint already.
+    """Starts writing `train_state`, unless a checkpoint of its step exists.
 
-    Returns after copying the arrays off the devices.
+    Returns as soon as the arrays have been copied off the devices.
 
     Raises:
       InputError: This checkpoint or the previous one could not be written.

@@ -28,8 +28,8 @@ class _Texts(NamedTuple):
 
   Attributes:
     texts: The two lists.
-    languages: Language ids of each list, int32 [N, 1].
-    score: Maps the vectors of both lists to metrics, the most important one first.
+    languages: Language ids for each list, int32 [N, 1].
+    score: Function that takes the vectors of both lists and returns metrics, the main metric first.
   """
 
   texts: Sequence[Sequence[str]]
@@ -42,22 +42,21 @@ class DevSets:
 
   The metrics depend on the set:
 
-  * pairs: the accuracy of retrieval among them, `to_target`, `from_target` and their mean,
-    `accuracy`;
-  * pairs with scores: `spearman`, the rank correlation of scores and cosines;
-  * retrieval sets: `ndcg@10` and `recall@100`.
+  * Pairs: the retrieval accuracies `to_target` and `from_target`, and their mean, `accuracy`.
+  * Pairs with scores: `spearman`, the rank correlation between scores and cosines.
+  * Retrieval sets: `ndcg@10` and `recall@100`.
 
-  All metrics are percentages with the name `METRIC/SET`. The metric `score` selects checkpoints.
-  Metrics are also appended to `inference_eval/dev-metrics.jsonl` in the run's folder.
+  All metrics are percentages named `METRIC/SET`. An additional metric, `score`, selects the best
+  checkpoint. Metrics are also appended to `inference_eval/dev-metrics.jsonl` in the run's folder.
 
   Args:
     sets: Training sets or retrieval sets by name, with their prompts.
     model: The model.
-    vocabulary: Tokenizes the texts; it must not add a prompt.
-    partitioner: The mesh.
+    vocabulary: Vocabulary to tokenize the texts with; it must not add a prompt.
+    partitioner: Provides the device mesh.
     folder: Folder of the run.
-    metric: Name of the metric to use as the score, such as "ndcg@10/nq" (default: the mean of the
-      first metric of all sets).
+    metric: Name of the metric to use as the score, such as "ndcg@10/nq" (default: the mean over all
+      sets of each set's first metric).
   """
 
   def __init__(
@@ -100,7 +99,7 @@ class DevSets:
     return {TASK: metrics}
 
   def evaluate_encoder(self, encoder: encoder_lib.Encoder) -> dict[str, float]:
-    """Returns the metrics of an encoder that has the model's vocabulary."""
+    """Returns the metrics of an encoder that uses the model's vocabulary."""
     ids = [row_T[row_T != arrays.PAD_ID].tolist() for row_T in self._tokens["inputs"]]
     return self._metrics(encoder.encode_ids(ids))
 
@@ -118,7 +117,7 @@ class DevSets:
 
 
 def _pairs(table: tables.TextTable) -> _Texts:
-  """Prepares pairs to score by retrieval or, with a column `scores`, by correlation."""
+  """Prepares pairs to be scored by retrieval, or by correlation if they have a column `scores`."""
   columns = table.rows(np.arange(len(table)))
   texts = (columns["inputs"], columns["targets"])
   ids = [columns[name] for name in tables.SIDES.values()]
@@ -136,7 +135,7 @@ def _pairs(table: tables.TextTable) -> _Texts:
 
 
 def _retrieval(texts: retrieval_sets.RetrievalSet) -> _Texts:
-  """Prepares queries and documents to score by the ranks of the relevant documents."""
+  """Prepares queries and documents to be scored by the ranks of the relevant documents."""
   number = {document: row for row, document in enumerate(texts.documents)}
   # Metrics are undefined for a query without a relevant document.
   judged = {query: grades for query, grades in texts.relevance.items() if any(grades.values())}

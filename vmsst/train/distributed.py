@@ -1,4 +1,4 @@
-"""Multi-process runs: connects the processes through JAX, and makes them end together.
+"""Connects the processes of a multi-process run through JAX, and makes them exit together.
 
 This module imports JAX only when a multi-process run starts.
 """
@@ -21,7 +21,7 @@ HEARTBEAT_SECONDS = 30
 INITIALIZATION_SECONDS = 300  # JAX's default
 # One process may take hours, for example to compute metrics, while the others wait at a barrier.
 _BARRIER_SECONDS = 24 * 3600
-# Messages of gloo, NCCL and JAX's coordinator if a collective fails because a process has died.
+# Messages from gloo, NCCL and JAX's coordinator when a collective fails because a process has died.
 _CONNECTION_LOST = re.compile(
   r"gloo|nccl|socket closed|connection (reset|closed|refused)|heartbeat|coordination service",
   re.IGNORECASE,
@@ -39,15 +39,15 @@ def join(
 ) -> Iterator[None]:
   """Connects the processes of a multi-process run inside the context.
 
-  A process that fails inside the context exits without waiting for the other processes. Their next
-  collective fails, or JAX ends them after `HEARTBEAT_SECONDS`.
+  A process that fails inside the context exits without waiting for the other processes. The other
+  processes end when their next collective fails, or when JAX ends them after `HEARTBEAT_SECONDS`.
 
   Args:
     coordinator_address: HOST:PORT of process 0. If omitted, JAX detects it.
     count: Number of processes. If omitted, JAX detects it. With 1, the function does nothing.
     index: Index of this process, from 0. If omitted, JAX detects it.
-    multi_process: Whether to connect even without the arguments above and outside of SLURM, Open
-      MPI and TPU pods.
+    multi_process: Whether to connect even if all arguments above are omitted and the process does
+      not run under SLURM, under Open MPI or on a TPU pod.
     initialization_timeout: Seconds to wait for the other processes.
 
   Raises:
@@ -55,8 +55,8 @@ def join(
       died.
   """
   requested = multi_process or any(x is not None for x in (coordinator_address, count, index))
-  # Kubernetes is missing on purpose: JAX would query the cluster's API server from every pod. Users
-  # set the address there.
+  # Kubernetes is missing on purpose, because JAX would query the cluster's API server from every
+  # pod. On Kubernetes, users set the coordinator address.
   on_cluster = (
     ("SLURM_STEP_NODELIST" in os.environ and os.environ.get("SLURM_NTASKS") != "1")
     or "OMPI_MCA_orte_hnp_uri" in os.environ  # Open MPI
@@ -83,25 +83,26 @@ def join(
     if requested or "should be defined" not in str(error):
       raise InputError(
         f"multi-process run: {str(error).splitlines()[0][:300]}; set --coordinator_address, "
-        "--process_count and --process_index, and check that all processes reach process 0"
+        "--process_count and --process_index, and check that all processes can reach process 0"
       ) from error
     yield  # a single TPU host outside of a pod
     return
   state = _jax_state()
   try:
     yield
-    barrier()  # The shutdown of JAX waits for the other processes for five minutes only.
+    barrier()  # JAX's shutdown waits only five minutes for other processes.
   except BaseException as error:
     _exit_without_waiting()
     if isinstance(error, InputError) or not _CONNECTION_LOST.search(str(error)):
       raise
     raise InputError(
-      "another process of this run is gone: it failed or was killed, or its machine or network "
-      f"failed ({str(error).splitlines()[0][:300]}). Rerun the same command to resume from the "
-      "last checkpoint"
+      "the connection to another process of this run is lost, because the process, its machine or "
+      f"the network failed ({str(error).splitlines()[0][:300]}). Rerun the same command to "
+      "resume from the last checkpoint"
     ) from None
-  # The shutdown of JAX stops the service as soon as process 0 has disconnected. Processes that are
-  # still disconnecting would abort. The service therefore runs for two more seconds.
+  # JAX's shutdown would stop the coordination service as soon as process 0 has disconnected, and
+  # processes that are still disconnecting would abort. Keep the service running for two more
+  # seconds.
   state.client.shutdown()
   state.client = None
   if state.service is not None:
@@ -111,7 +112,7 @@ def join(
 
 
 def _exit_without_waiting() -> None:
-  """Makes this process exit with status 1 after its error output, before the shutdown of JAX."""
+  """Makes this process exit with status 1 after it prints its error and before JAX's shutdown."""
 
   def end() -> None:
     sys.stdout.flush()
@@ -125,7 +126,7 @@ def _exit_without_waiting() -> None:
 
 
 def _jax_state() -> Any:
-  """Returns JAX's coordination service, since JAX has no public barrier that waits for hours."""
+  """Returns JAX's coordination client and service. JAX's public barriers cannot wait for hours."""
   from jax._src import distributed
 
   return distributed.global_state
@@ -137,7 +138,8 @@ _barriers = itertools.count()
 def barrier() -> None:
   """Waits until all processes have called this function, for up to 24 hours.
 
-  All processes must call it equally often. A single-process run does not wait.
+  All processes must call this function the same number of times. A single-process run does not
+  wait.
   """
   client = _jax_state().client
   if client is not None:

@@ -1,6 +1,6 @@
 """`t5x train --dry_run`: sizes and FLOPs of a run, without reading data or creating parameters.
 
-`--topology=h100:8` does the same for devices that this machine lacks.
+`--topology=h100:8` does the same for devices that this machine does not have.
 """
 
 import functools
@@ -48,7 +48,7 @@ def forget_data() -> None:
 
 
 def train_function(with_memory: bool) -> Callable[..., None]:
-  """Returns a substitute for the training function that prints a report and its numbers as JSON.
+  """Returns a replacement for the training function. It prints a report, then its numbers as JSON.
 
   Args:
     with_memory: See `report`.
@@ -76,16 +76,17 @@ def report(
   Args:
     model: The model.
     cfg: The training data. Only batch size and feature lengths matter.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     trainer_cls: Creates the trainer.
     initial: Checkpoint that the run starts from. Its arrays are compared with the model.
     with_memory: Whether to compile the step and report the memory that XLA allocates on each
       device. Compiling takes minutes for deep models.
 
   Returns:
-    `parameters`, `flops_per_step` (matmuls, forward and backward) and `bytes_per_device`
-    (parameters, optimizer state, gradients and batch, without activations). With `with_memory`
-    also `peak_bytes_per_device`, the total memory of a step.
+    A dict with `parameters`, `flops_per_step` (matmuls, forward and backward) and
+    `bytes_per_device` (parameters, optimizer state, gradients and batch, without activations). If
+    `with_memory` is true, the dict also contains `peak_bytes_per_device`, the total memory of a
+    step.
 
   Raises:
     InputError: The mesh does not divide the batch, the checkpoint does not match the model, or the
@@ -94,7 +95,7 @@ def report(
   mesh = partitioner.mesh
   hardware = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
   batch_size = cfg.batch_size
-  partitioner.data_shard(batch_size)  # raises an error if the mesh does not divide it
+  partitioner.data_shard(batch_size)  # raises an error if the batch does not fit the mesh
   converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
   lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
   floats = {*tables.TEACHER_SIDES, "scores"}
@@ -147,7 +148,7 @@ def report(
   batch_bytes = sum(local_bytes(x, partitioner.data_sharding) for x in batch.values())
   with partitioner.context():
     flops = matmul_flops(jax.make_jaxpr(step.function)(state, batch).jaxpr)
-  # Layers with the same shape and sharding share a line.
+  # Parameters of different layers with the same shape and sharding are printed on one line.
   large: dict[str, list[str]] = {}
   for name, array in sorted(arrays.items()):
     if math.prod(array.shape) * array.dtype.itemsize >= _LARGE_BYTES:
@@ -264,10 +265,10 @@ device_description_str: "NVIDIA {9}"
 
 
 def devices(name: str) -> list[Any]:
-  """Returns compile-only devices: JAX can compile functions for them, but not run them.
+  """Returns compile-only devices. JAX can compile functions for these devices, but not run them.
 
   Args:
-    name: GPUs of one machine, such as `h100:8` (or a100, h200, b200), or JAX's name of a TPU
+    name: GPUs of one machine, such as `h100:8` (or a100, h200, b200), or JAX's name for a TPU
       topology, such as `v5e:2x4`.
 
   Raises:

@@ -1,4 +1,4 @@
-"""SeqIO evaluation of a model: `t5x eval`, and during training."""
+"""SeqIO evaluation of a model, for `t5x eval` and during training."""
 
 import functools
 import os
@@ -30,16 +30,17 @@ class InferenceEvaluator:
   Args:
     infer_eval_dataset_cfg: The tasks.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    model: A model with the methods `predict_batch`, `predict_batch_with_aux` and `score_batch`, as
-      far as the tasks need them.
-    partitioner: The mesh.
-    log_dir: SeqIO's loggers write to `log_dir`/inference_eval (default: write nothing).
+    model: The model. Of the methods `predict_batch`, `predict_batch_with_aux` and `score_batch`, it
+      needs only the methods that the tasks use.
+    partitioner: Provides the device mesh.
+    log_dir: Folder of the run; SeqIO's loggers write to its subfolder inference_eval (default:
+      write nothing).
 
   Attributes:
     model_feature_shapes: Shapes of the model features of one example, by name.
 
   Raises:
-    InputError: No task has metrics and the requested split.
+    InputError: No task has both metrics and the requested split.
   """
 
   def __init__(
@@ -50,7 +51,7 @@ class InferenceEvaluator:
     partitioner: partitioning.PjitPartitioner,
     log_dir: str | None = None,
   ):
-    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises an error if the name is unknown
+    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises an error if the task is unknown
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner
@@ -82,7 +83,7 @@ class InferenceEvaluator:
     """
 
     def infer(method: str, dataset: Any, rng: Any = None) -> Any:
-      if method not in self._infer_fns:  # created on demand: a model may lack unused methods
+      if method not in self._infer_fns:  # on demand: a model may lack unused methods
         self._infer_fns[method] = inference.get_infer_fn(
           getattr(self._model, method), self._cfg.batch_size, train_state_axes, self._partitioner
         )
@@ -124,13 +125,14 @@ def evaluate(
     model: See docs/model_interface.md.
     dataset_cfg: The tasks.
     restore_checkpoint_cfg: The checkpoints. Only their parameters are read.
-    partitioner: The mesh.
-    output_dir: Absolute folder for the files of SeqIO's loggers, config.gin and model-info.txt.
+    partitioner: Provides the device mesh.
+    output_dir: Absolute path of the folder for the SeqIO logs, config.gin and model-info.txt.
     inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
+    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
+      configuration.
 
   Returns:
-    For each step, the metrics by task.
+    The metrics of each step, by task.
 
   Raises:
     InputError: The configuration, the data or a checkpoint cannot be used.

@@ -1,4 +1,4 @@
-"""Parsing gin configurations: `t5x.gin_utils` of the bundled runtime.
+"""Parses gin configurations: `t5x.gin_utils` of the bundled runtime.
 
 Gin files import `t5x`, as in `from t5x import utils`. In the bundled runtime, `t5x` is an alias of
 `vmsst.train`. `python -m t5x.main` runs the same gin files on upstream T5X.
@@ -33,9 +33,10 @@ from vmsst.jobs import outputs
 _RUNTIME = "vmsst.train"
 
 
-# Replaces gin's reader of files in Python packages; gin has no public function for this. That
-# reader logs an error for every search path without the file. It also fails if a gin file includes
-# `data/files.gin` and the working directory has a folder `data` that is not a Python package.
+# Replaces gin's reader for files in Python packages, because gin has no public function for this.
+# Gin's reader logs an error for every search path that does not contain the file. It also fails if
+# a gin file includes `data/files.gin` and the working directory has a folder `data` that is not a
+# Python package.
 gin.config._FILE_READERS[:] = [
   (open, os.path.isfile),
   (lambda path: io.StringIO(input_files.read_bytes(path).decode()), storage.is_file),
@@ -43,9 +44,9 @@ gin.config._FILE_READERS[:] = [
 
 
 def bindings() -> dict[tuple[str, str], dict[str, Any]]:
-  """Returns the parsed values by (scope, selector) and parameter; macros have selector `gin.macro`.
+  """Returns bound values by (scope, selector) and parameter. The selector of macros is `gin.macro`.
 
-  Gin passes these values to hooks of `gin.finalize` only. `parse_gin_flags` needs them earlier.
+  Gin passes these values only to `gin.finalize` hooks, but `parse_gin_flags` needs them earlier.
   """
   return gin.config._CONFIG
 
@@ -75,9 +76,8 @@ def parse_gin_flags(
   """Parses `gin_files` in order, then `gin_bindings`. Later values override earlier values.
 
   Raises:
-    InputError: A file is missing (the message lists the searched paths). A binding names an unknown
-      macro (the message suggests similar names), configurable or parameter. A value cannot be
-      parsed or does not have the type of its parameter.
+    InputError: A file is missing; a binding names an unknown macro, configurable or parameter; or a
+      value cannot be parsed or has the wrong type for its parameter.
   """
   install_t5x()
   for path in gin_search_paths:
@@ -85,7 +85,8 @@ def parse_gin_flags(
   for file in gin_files:
     with _gin_errors(file):
       gin.parse_config_file(file)
-  # Gin would accept a misspelled macro on the command line, so only macros of the files may be set.
+  # Gin would accept a misspelled macro on the command line, so accept only macros that the gin
+  # files define.
   macros = {scope for scope, selector in bindings() if selector == "gin.macro"}
   for reference in gin.config.iterate_references(bindings()):
     if reference.selector == "gin.macro":
@@ -95,7 +96,7 @@ def parse_gin_flags(
     if re.fullmatch(r"\w+", name) and name not in macros:
       similar = difflib.get_close_matches(name.upper(), macros, n=3, cutoff=0.5)
       suggestion = f"; did you mean {' or '.join(similar)}?" if similar else ""
-      raise InputError(f"--gin.{name}: no gin file has a macro {name}{suggestion}")
+      raise InputError(f"--gin.{name}: no gin file defines the macro {name}{suggestion}")
     with _gin_errors(f"--gin.{binding}", "; put strings in inner quotes, like --gin.A=\"'text'\""):
       gin.parse_config(binding)
   _check_types()
@@ -117,10 +118,10 @@ def unset_macros() -> list[str]:
 
 
 def _literal(bound: Any) -> Any:
-  """Returns a bound value after replacing its macros by their values.
+  """Returns a bound value with its macros replaced by their values.
 
   Raises:
-    LookupError: The value is missing, or the result of a function that gin calls later.
+    LookupError: The value is missing, or gin computes it later by calling a function.
   """
   if isinstance(bound, Mapping):
     return {key: _literal(value) for key, value in bound.items()}
@@ -134,10 +135,10 @@ def _literal(bound: Any) -> Any:
 
 
 def _check_types() -> None:
-  """Compares the values of all bindings with the type annotations of their parameters.
+  """Checks the values of all bindings against the type annotations of their parameters.
 
   Raises:
-    InputError: A value does not have the type of its parameter, or refers to itself.
+    InputError: A value has the wrong type for its parameter, or refers to itself.
   """
   for (scope, selector), bound_parameters in bindings().items():
     parameters: Mapping[str, inspect.Parameter] = {}
@@ -173,7 +174,7 @@ def _check_types() -> None:
 
 @contextlib.contextmanager
 def _gin_errors(source: str, hint: str = "") -> Iterator[None]:
-  """Raises InputError with a one-line message if gin, or a module that it imports, fails.
+  """Converts errors from gin and the modules that it imports to InputError with a one-line message.
 
   Args:
     source: A gin file or a binding.
@@ -208,7 +209,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     return module
 
   def exec_module(self, module: ModuleType) -> None:
-    module.__spec__ = self._spec  # The import system has replaced it by the spec of the alias.
+    module.__spec__ = self._spec  # The import system has replaced it with the alias's spec.
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""`t5x infer`: predictions, scores or embeddings of a task's examples, as JSON lines."""
+"""`t5x infer`: writes predictions, scores or embeddings for a task's examples as JSON lines."""
 
 import contextlib
 import itertools
@@ -56,23 +56,24 @@ def infer(
 ) -> None:
   """Runs a model on every example of a task, or of all tasks of a mixture.
 
-  Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`: one line per example, with
-  its inputs and the prediction or score. Saves results every `checkpoint_period` batches. If an
-  interrupted run is repeated with the same configuration, checkpoint and examples, it resumes after
-  the last saved batch.
+  Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`, with one line per example
+  that contains the inputs and the prediction or score. Saves results every `checkpoint_period`
+  batches. If you repeat an interrupted run with the same configuration, checkpoint and examples, it
+  resumes after the last saved batch.
 
   Args:
     mode: "predict", "predict_with_aux" or "score".
     model: See docs/model_interface.md.
     dataset_cfg: The examples.
     restore_checkpoint_cfg: The checkpoint. Only its parameters are read.
-    partitioner: The mesh.
-    output_dir: Absolute folder for the results.
+    partitioner: Provides the device mesh.
+    output_dir: Absolute path of the folder for the results.
     checkpoint_period: Batches between saves.
     shard_id: Shard of the data to process, from 0.
     num_shards: Number of shards of the data.
     output_vocab_feature_name: Feature whose vocabulary decodes predicted ids.
-    summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
+    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
+      configuration.
 
   Raises:
     InputError: The configuration, the data or the checkpoint cannot be used.
@@ -107,8 +108,8 @@ def infer(
   sums = storage.path(checkpoint) / t5x.CHECKSUMS
   digest = manifest.digest(sums.read_text()) if sums.is_file() else None
   inputs = {"checkpoint": {"name": os.fspath(checkpoint), "digest": digest}}
-  # The gin configuration contains the decoding options. Gin picks one of several aliases of
-  # `__main__`, and may pick another in the next run.
+  # Results also depend on the gin configuration, which contains the decoding options. Gin picks one
+  # of several aliases for `__main__`, and its choice may differ between runs.
   config = gin.config_str()
   for alias in re.findall(r"^import __main__ as (\w+)$", config, re.MULTILINE):
     config = re.sub(rf"\b{alias}\b", "__main__", config)
@@ -176,7 +177,7 @@ def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:
 
 
 def _json(value: Any) -> str:
-  """Returns JSON as upstream T5X writes it: arrays in full, and bytes as text or else in base64."""
+  """Returns JSON in T5X's format: full arrays, and bytes as text if possible, else as base64."""
   return json.dumps(
     value, cls=seqio.TensorAndNumpyEncoder, max_ndarray_size=math.inf, ensure_ascii=False
   )

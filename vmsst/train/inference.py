@@ -26,12 +26,12 @@ def get_infer_fn(
     infer_step: `model.predict_batch`, `predict_batch_with_aux` or `score_batch`.
     batch_size: Examples in a global batch.
     train_state_axes: PartitionSpecs of the train state.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
 
   Returns:
-    `fn(dataset, train_state, rng=None)` for a dataset of (index, features). It returns a list of
-    (index, result), where results are NumPy arrays. If `infer_step` returns a pair of results and a
-    dict, `fn` returns the list and a dict of lists of auxiliary values.
+    `fn(dataset, train_state, rng=None)`, where `dataset` yields (index, features). `fn` returns a
+    list of (index, result), with each result as NumPy arrays. If `infer_step` also returns a dict
+    of auxiliary values, `fn` returns the list and a dict with a list for each auxiliary value.
   """
   run = get_array_fn(infer_step, batch_size, train_state_axes, partitioner)
 
@@ -59,14 +59,14 @@ def get_array_fn(
 ) -> Callable[..., Any]:
   """Returns a function that runs `infer_step` on examples in memory.
 
-  The function batches examples of similar length to reduce padding. Its results have the order of
-  the examples.
+  The function batches examples of similar length to reduce padding. It returns the results in the
+  order of the examples.
 
   Args:
-    infer_step: As for `get_infer_fn`.
+    infer_step: See `get_infer_fn`.
     batch_size: Examples in a global batch.
     train_state_axes: PartitionSpecs of the train state.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
 
   Returns:
     `fn(features, train_state, rng=None)`, where `features` are arrays [N, ...] by name. It returns
@@ -88,7 +88,7 @@ def get_array_fn(
     ),
     out_axis_resources=None,
   )
-  partitioner.data_shard(batch_size)  # raises an error if the mesh does not divide it
+  partitioner.data_shard(batch_size)  # raises an error if the batch does not fit the mesh
 
   def run(
     features: Mapping[str, np.ndarray], train_state: Any, rng: jax.Array | None = None
@@ -107,10 +107,12 @@ def get_array_fn(
       step_rng = None
       if rng is not None:
         step_rng, rng = jax.random.split(rng)
-      # Every process passes the complete batch: rows of one host need not be adjacent on the mesh.
+      # Every process passes the complete batch, because the rows of one host need not be adjacent
+      # on the mesh.
       device_batch = partitioner.whole_to_devices(batch)
       result = partitioned(train_state.params, device_batch, step_rng, train_state.flax_mutables)
-      # Copying to the host frees device memory. Few NumPy functions support bfloat16.
+      # Copy the result to the host to free device memory. Convert bfloat16, because few NumPy
+      # functions support it.
       result = jax.tree.map(
         lambda x: np.asarray(x, np.float32 if x.dtype == jnp.bfloat16 else x.dtype), result
       )

@@ -1,8 +1,8 @@
 """Loads batches of SeqIO tasks onto the devices.
 
 `TrainIterator` prefetches in a thread, trims padding and moves batches to the devices. Its state
-can be saved, so that a run that restarts on the same number of processes sees the same batches as
-an uninterrupted run.
+can be saved, so a run that restarts with the same number of processes sees the same batches as an
+uninterrupted run.
 """
 
 import collections
@@ -26,10 +26,10 @@ from vmsst.train import partitioning
 
 Batch = Mapping[str, np.ndarray]
 
-_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # lengths to which batches are trimmed
+_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # lengths after trimming
 _LENGTH_MULTIPLE = 4
 _AHEAD = 2  # Number of batches to prefetch.
-_TOGETHER = 16  # Number of batches for which the processes agree on trimmed lengths at once.
+_TOGETHER = 16  # The processes agree on the trimmed lengths of this many batches at a time.
 
 
 Length = Annotated[int, msgspec.Meta(ge=1)]
@@ -42,11 +42,13 @@ class DatasetConfig:
 
   Attributes:
     mixture_or_task_name: Name, or the Task or Mixture itself.
-    task_feature_lengths: Maximum length of each feature. In evaluations, None measures it.
+    task_feature_lengths: Maximum length of each feature. In evaluations, None uses the length of
+      the longest example.
     split: Split of the task.
     batch_size: Examples in the global batch.
     shuffle: Whether to shuffle.
-    seed: Seed of the shuffling. If None, the seed is the time, so that every start has a new order.
+    seed: Random seed for shuffling. If None, the seed is the current time, so every start of a run
+      uses a new order.
     use_cached: Whether to read the task from SeqIO's offline cache.
     pack: Whether to pack several examples into one row; the feature converter must support it.
     use_custom_packing_ops: Passed to the feature converter.
@@ -76,7 +78,7 @@ def get_training_eval_datasets(
   eval_steps: int,
   feature_converter_cls: Callable[..., Any],
 ) -> dict[str, Any]:
-  """Returns `eval_steps` batches of the mixture, and of each of its tasks that has the split.
+  """Returns `eval_steps` batches for the mixture and for each of its tasks that has the split.
 
   As in upstream T5X, small tasks are repeated to fill the batches. `as_numpy_iterator()` of a
   dataset yields the rows of this shard. With several shards, columns that are padding in the whole
@@ -107,7 +109,7 @@ def get_training_eval_datasets(
 
 @dataclasses.dataclass
 class EvalBatches:
-  """The first batches of a dataset, optionally with some rows of each batch.
+  """The first batches of a dataset, optionally restricted to some rows of each batch.
 
   Batches are trimmed before rows are selected, so that all processes get the same shapes.
 
@@ -122,7 +124,7 @@ class EvalBatches:
   rows: slice | None = None
 
   def as_numpy_iterator(self) -> Iterator[Batch]:
-    """Returns an iterator over the batches, from the first one."""
+    """Returns an iterator that starts at the first batch."""
     self.batches.reset()
     batches: Iterator[Batch] = itertools.islice(self.batches, self.count)
     if self.rows is not None:
@@ -136,7 +138,7 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
 
 
 def used_sixteenths(batch: Batch) -> int:
-  """Returns the fraction of their length that the texts of a batch need, in sixteenths.
+  """Returns how many sixteenths of the padded length the texts in a batch occupy, rounded up.
 
   The result is 1, 2, 3, 4, 6, 8, 12 or 16. Texts are the integer features of rank 2 or more,
   [B, ..., T].
@@ -149,14 +151,14 @@ def used_sixteenths(batch: Batch) -> int:
 
 
 def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.ndarray]:
-  """Removes positions that are padding in all texts.
+  """Trims texts on the right, where all texts of the batch have padding.
 
-  All texts keep the same fraction of their length, rounded up to a multiple of 4, so that JAX
-  compiles few shapes.
+  All text features keep the same fraction of their padded length, rounded up to a multiple of 4, so
+  that JAX compiles few shapes.
 
   Args:
     batch: The batch.
-    sixteenths: The fraction to keep, at least `used_sixteenths(batch)` (default).
+    sixteenths: The fraction to keep, in sixteenths (minimum and default: `used_sixteenths(batch)`).
   """
   cuts = _cuts(batch, used_sixteenths(batch) if sixteenths is None else sixteenths)
   return {**batch, **{name: value[..., :cut] for name, (value, cut) in cuts.items()}}
@@ -173,17 +175,17 @@ def _cuts(batch: Batch, sixteenths: int) -> dict[str, tuple[np.ndarray, int]]:
 
 
 def can_trim() -> bool:
-  """Returns whether this process may trim batches alone. All processes need the same shapes."""
+  """Returns whether this process may trim batches independently of other processes."""
   return jax.process_count() == 1
 
 
 @dataclasses.dataclass
 class DataState:
-  """State of the data iterator before the batch of a step.
+  """State of the data iterator before it reads the batch for a step.
 
   Attributes:
-    position: The step.
-    dataset: State of the dataset; None at the start.
+    position: Number of the step.
+    dataset: State of the dataset, or None at the start of the data.
   """
 
   position: int
@@ -199,19 +201,19 @@ class DataState:
   def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
     """Returns the state in `folder`, or None if it has no state for this process.
 
-    If a run with another number of processes wrote the state, it belongs to other rows. The method
-    then logs a warning and returns None.
+    A state that was written with a different number of processes does not fit the rows of this
+    process. In this case, the method logs a warning and returns None.
     """
     path = _state_path(folder, process, processes)
     if path.is_file():
       record = json.loads(path.read_text())
       return cls(record["batches"], record["dataset"])
     names = storage.names(folder)
-    # State files are directly in `folder`, or in subfolders by process.
+    # State files are directly in `folder`, or in one subfolder per process.
     if any(name.startswith("train_ds-") or storage.names(folder / name) for name in names):
       logging.warning(
         "The data iterator state in %s was not written by %d processes, so the order of the data "
-        "changes. The run skips as many batches as before; some rows may repeat early.",
+        "changes. The run skips as many batches as it has trained on; some rows may repeat early.",
         folder,
         processes,
       )
@@ -229,11 +231,11 @@ class TrainIterator:
   """Iterates over batches on the devices, prefetched by a thread.
 
   Args:
-    batches: This process's rows of the batches, from step 0 on: an iterator with the methods of
-      `vmsst.data.loader.BatchIterator`, or a tf.data dataset.
-    partitioner: The mesh.
-    save_state: Whether `state` returns the current state. Otherwise it returns the initial state of
-      the run, and a restart reads and skips the batches before its first step.
+    batches: This process's rows of each batch, starting at step 0. Either an iterator with the
+      methods of `vmsst.data.loader.BatchIterator`, or a tf.data dataset.
+    partitioner: Provides the device mesh.
+    save_state: Whether `state` returns the current state. If false, `state` returns the initial
+      state of the run, and a restarted run reads and drops all batches before its first step.
 
   Attributes:
     element_spec: Shape and dtype of each column of a batch.
@@ -255,8 +257,8 @@ class TrainIterator:
     self._partitioner = partitioner
     self._save_state = save_state
     self._first = DataState(0, None)
-    self._state: DataState | None = None  # before the next batch; None until the first one
-    # Number of batches for which the processes agree on shapes at once.
+    self._state: DataState | None = None  # state before the next batch; None before the first batch
+    # The processes agree on the shapes of this many batches at a time.
     self._together = 1 if can_trim() else _TOGETHER
     self._trimmed: collections.deque[tuple[DataState, dict[str, jax.Array]]] = collections.deque()
     self._queue: queue.Queue[Any] = queue.Queue(maxsize=max(_AHEAD, self._together))
@@ -264,7 +266,7 @@ class TrainIterator:
     self._thread: threading.Thread | None = None
 
   def start(self, step: int, saved: DataState | None = None) -> None:
-    """Starts prefetching at the batch of `step`.
+    """Starts prefetching with the batch for `step`.
 
     Args:
       step: First step of the run.
@@ -301,7 +303,9 @@ class TrainIterator:
         if position > step and self._together == 1:
           batch = self._partitioner.to_devices(trim_padding(batch))
     except StopIteration:
-      self._put(InputError("the training data ended: the dataset does not repeat; add .repeat()"))
+      self._put(
+        InputError("the training data ended because the dataset does not repeat; add .repeat()")
+      )
     except BaseException as error:  # raised in the training thread
       self._put(error)
 

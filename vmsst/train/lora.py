@@ -3,10 +3,12 @@
 A kernel W of shape [M, N] becomes W + alpha / rank * A B with A [M, rank] and B [rank, N]. In this
 implementation, the parameters of a run are the updated kernels, and the optimizer state contains A
 and B. By the chain rule, the gradients of A and B follow from the gradient of the kernel. Networks,
-checkpoints, `vmsst.load` and exports therefore need no support for LoRA, and a run resumes exactly.
+checkpoints, `vmsst.load` and exports therefore need no support for LoRA, and resuming an
+interrupted run is exact.
 
-LoRA saves memory: the optimizer needs moments of A and B only, and XLA does not compute the
-gradients of frozen parameters. Within a step, however, a kernel still has a full-size gradient.
+LoRA saves memory because the optimizer stores moments only for A and B, and XLA does not compute
+the gradients of frozen parameters. Within a step, however, each trained kernel still has a
+full-size gradient.
 
 Reference: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
 """
@@ -26,15 +28,17 @@ PyTree = Any
 
 
 class Lora(optimizers.OptimizerDef):
-  """Trains low-rank updates of kernels with another optimizer.
+  """Trains low-rank updates of kernels with any optimizer.
 
   Args:
-    optimizer: Trains the matrices A and B of all kernels, named `.../kernel/a` and `.../kernel/b`.
+    optimizer: Optimizer for the matrices A and B of all kernels, named `.../kernel/a` and
+      `.../kernel/b`.
     rank: Number of columns of A and rows of B.
-    alpha: Factor alpha of the update.
-    targets: Regular expressions for the names of the kernels, such as ".*/attention/.*/kernel". An
-      expression that matches no parameter raises InputError when the state is initialized.
-    seed: Seed of the initial A, uniform in ±1 / sqrt(M). The initial B is zero.
+    alpha: The factor alpha in the update.
+    targets: Regular expressions for the names of the kernels to train, such as
+      ".*/attention/.*/kernel". An expression that matches no parameter raises InputError when the
+      state is initialized.
+    seed: Random seed for the initial A, which is uniform in ±1 / sqrt(M). The initial B is zero.
   """
 
   def __init__(
@@ -57,8 +61,8 @@ class Lora(optimizers.OptimizerDef):
     factors = {}
     for number, name in enumerate(sorted(optimizers.matching("targets", self._targets, shapes))):
       if len(shapes[name]) < 2:
-        raise InputError(f"targets: {name} has shape {shapes[name]}; LoRA changes matrices")
-      *stack, rows, columns = shapes[name]  # scanned layers are a stack of matrices
+        raise InputError(f"targets: {name} has shape {shapes[name]}; LoRA only trains matrices")
+      *stack, rows, columns = shapes[name]  # Scanned layers store a stack of matrices.
       key = jax.random.fold_in(jax.random.key(self._seed), number)
       limit = rows**-0.5
       a = jax.random.uniform(key, (*stack, rows, self._rank), minval=-limit, maxval=limit)
@@ -89,17 +93,17 @@ class Lora(optimizers.OptimizerDef):
     after = traverse_util.flatten_dict(factors, sep="/")
     for name in names:
       a, b, new_a, new_b = (x[f"{name}/{factor}"] for x in (before, after) for factor in "ab")
-      # new_a @ new_b - a @ b, without the cancellation of a difference of two products.
+      # Compute new_a @ new_b - a @ b without the cancellation error of subtracting two products.
       change = _product(new_a - a, new_b) + _product(a, new_b - b)
       params[name] += self._scale * change
     state = {"factors": factors, "optimizer": optimizer_state}
     return traverse_util.unflatten_dict(params, sep="/"), state
 
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
-    """Returns None (replicated) in place of every array, because all of them are small."""
+    """Returns `state` with None (replicated) for every array, because all arrays are small."""
     return jax.tree.map(lambda _: None, state)
 
 
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
-  # At the default precision, bfloat16 rounding errors would add up over the steps.
+  # At JAX's default precision, bfloat16 rounding errors would accumulate over the steps.
   return jnp.matmul(x, y, precision=jax.lax.Precision.HIGHEST)

@@ -1,4 +1,4 @@
-"""The folder of a run: reserves it for one run, and writes the encoder's files.
+"""Reserves a folder for one run, and writes the encoder's files to it.
 
 In gin:
 
@@ -36,13 +36,14 @@ def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[C
     name: The folder's name in messages, such as MODEL_DIR.
     model_dir: Absolute path, or URL in an object store.
     claim: Whether to prevent other runs from writing to the folder. The function locks a local
-      folder. An object store has no locks: the run that starts last may write.
+      folder. An object store has no locks, so only the run that started last may write to a folder
+      there.
 
   Yields:
-    A function that raises InputError if another run has started in the same object store folder.
+    A function that raises InputError if a later run uses the same folder in an object store.
 
   Raises:
-    InputError: The path is relative, or another run uses the folder.
+    InputError: The path is relative, or a different run is using the folder.
   """
   if not storage.is_url(model_dir) and not os.path.isabs(model_dir):
     raise InputError(
@@ -57,9 +58,7 @@ def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[C
 
   def check_claim() -> None:
     if checks_id and not (storage.is_file(url) and input_files.read_bytes(url) == run_id):
-      raise InputError(
-        f"{model_dir} now belongs to another run that started later; set another {name}"
-      )
+      raise InputError(f"a run that started later now uses {model_dir}; set a different {name}")
 
   with contextlib.ExitStack() as stack:
     if jax.process_index() == 0:
@@ -83,17 +82,18 @@ def summarize_run(
   languages: Sequence[str] | None = None,
   vocabulary: Any = None,
 ) -> None:
-  """Writes the run's `config.gin`, its `encoder.json` and its vocabulary file to `model_dir`.
+  """Writes the run's `config.gin`, `encoder.json` and vocabulary file to `model_dir`.
 
-  First calls the `summarize_gin_config` of the T5X runtime in use, upstream or bundled.
+  First calls `summarize_gin_config` from the T5X runtime in use, either upstream or bundled.
 
   Args:
     model_dir: Folder of the run.
-    summary_writer: TensorBoard writer of the runtime.
+    summary_writer: The runtime's TensorBoard writer.
     step: Current step.
     model: A `vmsst.models.base.BitextModel`.
     languages: Codes of the training languages (default: unknown).
-    vocabulary: Vocabulary that contains the prompts of the training sets (default: the model's).
+    vocabulary: Vocabulary that contains the training sets' prompts (default: the model's
+      vocabulary).
   """
   from t5x import gin_utils  # upstream or bundled
 

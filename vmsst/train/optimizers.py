@@ -1,14 +1,13 @@
 """Optimizers and learning-rate schedules.
 
-As in T5X, an optax optimizer has its own learning rate, and the trainer writes another learning
-rate to the metrics. In gin/runs/train.gin, both are the macro SCHEDULE:
+As in T5X, an optax optimizer has its own learning rate, while the trainer writes the learning rate
+of its own schedule to the metrics. gin/runs/train.gin sets both to the macro SCHEDULE:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
   optax.adamw.learning_rate = %SCHEDULE
 
-Gin files compute some arguments of a schedule from TRAIN_STEPS, so that the schedule ends with the
-run:
+Gin files compute some schedule arguments from TRAIN_STEPS, so that the schedule ends with the run:
 
   from vmsst.train import optimizers as schedules
   utils.create_learning_rate_scheduler.decay_factor = @schedules.slope_to_zero()
@@ -45,7 +44,7 @@ class OptimizerDef(abc.ABC):
   def apply_gradient(
     self, params: PyTree, state: PyTree, grads: PyTree, *, step: jax.Array, learning_rate: Any
   ) -> tuple[PyTree, PyTree]:
-    """Returns parameters and state after one more step; `step` is the number of earlier steps."""
+    """Returns the parameters and state after one more step; `step` counts the steps before it."""
 
   def select(self, params: PyTree, batch: Any) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
     """Selects the parameters to differentiate in a step (default: all).
@@ -55,8 +54,8 @@ class OptimizerDef(abc.ABC):
       batch: The batch, by feature.
 
     Returns:
-      The selected parameters, and a function that completes this tree, and the tree of gradients,
-      with entries that the model and `apply_gradient` need.
+      The selected parameters, and a function that takes the tree of these parameters or of their
+      gradients and adds the entries that the model and `apply_gradient` need.
     """
     del batch
     return params, lambda tree: tree
@@ -67,7 +66,7 @@ class OptimizerDef(abc.ABC):
 
 
 class OptaxWrapper(OptimizerDef):
-  """Any optax optimizer as an OptimizerDef.
+  """Wraps an optax optimizer as an OptimizerDef.
 
   Attributes:
     optax_optimizer: The wrapped gradient transformation.
@@ -91,13 +90,13 @@ class OptaxWrapper(OptimizerDef):
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
     """Returns `state` with a PartitionSpec, or None if replicated, in place of every array.
 
-    Arrays of the optax state with the shape of a parameter get the parameter's axes. Other arrays
-    are small and replicated: counters, hyperparameters, random keys, and the row and column
-    statistics of a factored second moment.
+    An array in the optax state that has the same shape as its parameter gets the parameter's axes.
+    All remaining arrays are small and are replicated, such as counters, hyperparameters, random
+    keys, and the row and column statistics of a factored second moment.
     """
 
     def axes_of(moment: Any, param: Any, axes: Any) -> Any:
-      if isinstance(moment, optax.MaskedNode):  # in place of a parameter that a mask excludes
+      if isinstance(moment, optax.MaskedNode):  # replaces a parameter that a mask excludes
         return moment
       return axes if moment.shape == param.shape else None
 
@@ -128,7 +127,7 @@ def chain(
     return OptaxWrapper(transform)
 
   def labels(params: PyTree) -> PyTree:
-    if not isinstance(params, Mapping):  # optax's placeholder for all
+    if not isinstance(params, Mapping):  # optax's placeholder for all parameters
       return False
     names = traverse_util.flatten_dict(params, sep="/")
     frozen_names = matching("optimizers.chain.frozen", frozen, names)
@@ -138,7 +137,7 @@ def chain(
 
 
 def matching(option: str, patterns: Sequence[str], names: Iterable[str]) -> set[str]:
-  """Returns the parameter names that match one of the regular expressions of an option.
+  """Returns the parameter names that match at least one of an option's regular expressions.
 
   Raises:
     InputError: An expression matches no name.
@@ -167,12 +166,12 @@ def create_learning_rate_scheduler(
   step_offset: Annotated[int, msgspec.Meta(ge=0)] = 0,
   min_learning_rate: Annotated[float, msgspec.Meta(ge=0)] = 1e-8,
 ) -> Schedule:
-  """Returns a function from a step to its learning rate, a float32 scalar.
+  """Returns a function that takes a step and returns its learning rate, a float32 scalar.
 
   With t = max(0, step - step_offset) and w = warmup_steps, the factors are:
 
   * constant: base_learning_rate,
-  * linear_warmup: min(1, t / w); w is at least 1 here and in the next three factors,
+  * linear_warmup: min(1, t / w); in this factor and the next three, w is at least 1,
   * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); it includes the
     constant and the warm-up, so use it alone,
   * rsqrt_decay: 1 / sqrt(max(t, w)),
@@ -182,17 +181,17 @@ def create_learning_rate_scheduler(
     (t - w) / steps_per_cycle.
 
   The paper's lr(t) = 1e-3 * min(t / 4000, sqrt(4000 / t)) is `'constant * linear_warmup *
-  rsqrt_normalized_decay'` with a base of 1e-3 and 4000 warm-up steps.
+  rsqrt_normalized_decay'` with a base learning rate of 1e-3 and 4000 warm-up steps.
 
   Args:
     factors: Names of factors, separated by `*`.
     base_learning_rate: The constant.
-    warmup_steps: Length of the warm-up, and start of the decays.
+    warmup_steps: Number of warm-up steps, after which the decays start.
     decay_factor: Slope of `linear_decay`, or factor of `decay_every`.
-    steps_per_decay: Steps between two decays of `decay_every`.
+    steps_per_decay: Number of steps between two decays in `decay_every`.
     steps_per_cycle: Length of one cosine cycle.
-    step_offset: The step to count as 0, for fine-tuning.
-    min_learning_rate: Lower bound; step 0 of a warm-up is therefore not exactly 0.
+    step_offset: The step at which the schedule starts, for fine-tuning.
+    min_learning_rate: Lower bound. The learning rate at step 0 of a warm-up is therefore not 0.
 
   Raises:
     InputError: A factor is unknown.
@@ -207,8 +206,8 @@ def create_learning_rate_scheduler(
     up_then_down = jnp.minimum(t / warmup, 1.0 + decay_factor * (warmup_steps - t))
     return rate * (base_learning_rate * up_then_down)
 
-  # Each entry multiplies the rate so far. The order of operations is as in T5X: it determines the
-  # last bit of the result, and both runtimes must train to the same numbers.
+  # Each function multiplies the rate by one factor. The order of operations is the same as in T5X
+  # because it affects the last bit of the result, and both runtimes must give the same results.
   apply_factor = {
     "constant": lambda rate, t: rate * base_learning_rate,
     "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup),
@@ -240,7 +239,7 @@ def create_learning_rate_scheduler(
 
 
 def slope_to_zero(total_steps: int, warmup_steps: int) -> float:
-  """Returns the `decay_factor` with which `linear_decay` reaches zero at `total_steps`."""
+  """Returns the `decay_factor` that makes `linear_decay` reach zero at `total_steps`."""
   return 1 / max(1, total_steps - warmup_steps)
 
 
@@ -254,11 +253,11 @@ def one_cycle_schedule(
   peak: Annotated[float, msgspec.Meta(gt=0)],
   warmup: Annotated[float, msgspec.Meta(ge=0, lt=1)],
 ) -> optax.Schedule:
-  """Returns a schedule that rises to a peak and falls to 0 by `steps`, both as a cosine.
+  """Returns a schedule that rises to a peak and then falls to 0 at `steps`, along cosine curves.
 
   Args:
     steps: Training steps.
     peak: Highest learning rate.
-    warmup: Fraction of the steps in which the learning rate rises.
+    warmup: Fraction of the steps during which the learning rate rises.
   """
   return optax.cosine_onecycle_schedule(steps, peak, pct_start=warmup)

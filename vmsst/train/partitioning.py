@@ -42,8 +42,8 @@ def standard_logical_axis_rules(
   """Returns upstream's rules for T5X's standard axis names.
 
   Args:
-    activation_partitioning_dims: 2 also shards the `embed` axis over `model`.
-    parameter_partitioning_dims: 2 also shards the `embed` axis over `data` (fully sharded
+    activation_partitioning_dims: If 2, the `embed` axis is also sharded over `model`.
+    parameter_partitioning_dims: If 2, the `embed` axis is also sharded over `data` (fully sharded
       parameters).
     additional_rules: Appended to the standard rules; the first matching rule applies.
   """
@@ -66,7 +66,7 @@ def standard_logical_axis_rules(
 
 
 class PartitionedFunction:
-  """A jitted function that runs inside the mesh and the logical axis rules."""
+  """A jitted function that runs under a partitioner's mesh and logical axis rules."""
 
   def __init__(self, function: Callable[..., Any], jitted: Any, partitioner: "PjitPartitioner"):
     self.function = function
@@ -89,8 +89,9 @@ class PjitPartitioner:
 
   Args:
     num_partitions: Size of the `model` axis.
-    model_parallel_submesh: Instead of `num_partitions`, the (x, y, z, core) tile of a TPU pod for
-      one model replica; its product is the size of the `model` axis.
+    model_parallel_submesh: Alternative to `num_partitions` for TPU pods: the (x, y, z, core) size
+      of the tile that holds one model replica. The size of the `model` axis is the product of the
+      four numbers.
     logical_axis_rules: See `standard_logical_axis_rules`.
   """
 
@@ -110,7 +111,7 @@ class PjitPartitioner:
     shape = (len(devices) // model_size, model_size)
     try:
       device_array = mesh_utils.create_device_mesh(shape, devices)
-    except NotImplementedError:  # No axes of the pod's torus have this size.
+    except NotImplementedError:  # No axes of the TPU torus fit `shape`.
       device_array = mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=True)
     self.mesh = Mesh(device_array, ("data", "model"))
     self.logical_axis_rules = tuple(logical_axis_rules or standard_logical_axis_rules())
@@ -118,7 +119,7 @@ class PjitPartitioner:
 
   @contextlib.contextmanager
   def context(self) -> Iterator[None]:
-    """Sets the mesh and the axis rules for the code inside."""
+    """Sets the mesh and the axis rules inside the context."""
     mesh: contextlib.AbstractContextManager = (
       jax.set_mesh(self.mesh)
       if all_devices is jax.devices  # JAX cannot compute constants on compile-only devices
@@ -129,7 +130,7 @@ class PjitPartitioner:
 
   @property
   def data_sharding(self) -> NamedSharding:
-    """The sharding of batches: rows over the `data` axis."""
+    """The sharding for batches, which splits rows over the `data` axis."""
     return NamedSharding(self.mesh, self.data_partition_spec)
 
   def data_shard(self, batch_size: int) -> tuple[int, int]:
@@ -148,7 +149,7 @@ class PjitPartitioner:
         f"{self.mesh.size} devices; num_partitions={self.mesh.shape['model']}); choose a multiple "
         f"of {data_size}"
       )
-    rows: dict[int, set[int]] = {}  # rows of the mesh, by process
+    rows: dict[int, set[int]] = {}  # mesh rows by process index
     for (row, _), device in np.ndenumerate(self.mesh.devices):
       rows.setdefault(device.process_index, set()).add(row)
     shards = sorted({tuple(sorted(process_rows)) for process_rows in rows.values()})
@@ -156,9 +157,9 @@ class PjitPartitioner:
     return shards.index(mine), len(shards)
 
   def get_mesh_axes(self, train_state: Any) -> Any:
-    """Returns `train_state` with a PartitionSpec, or None if replicated, in place of every array.
+    """Returns `train_state` with arrays replaced by PartitionSpecs, or by None if replicated.
 
-    Collections of the model without logical axes are replicated.
+    Model collections without logical axes are replicated.
 
     Raises:
       InputError: No rule exists for an axis of a parameter. (Flax would silently replicate it.)
@@ -171,7 +172,7 @@ class PjitPartitioner:
         return names
       if unknown := set(names) - ruled:
         raise InputError(
-          f"{path} has logical axis {min(unknown)!r}, but no sharding rule has it; add one by "
+          f"{path} has logical axis {min(unknown)!r}, but no sharding rule for it; add one with "
           "standard_logical_axis_rules.additional_rules"
         )
       return flax_partitioning.logical_to_mesh_axes(names, self.logical_axis_rules)
@@ -196,7 +197,7 @@ class PjitPartitioner:
     out_axis_resources: Any,
     donate_argnums: int | Sequence[int] = (),
   ) -> PartitionedFunction:
-    """Returns `fn` jitted for the mesh. Resources are trees of PartitionSpec; None replicates."""
+    """Returns `fn` jitted for the mesh. Resources are PartitionSpec trees, or None to replicate."""
     jitted = jax.jit(
       fn,
       in_shardings=self.shardings(in_axis_resources),
@@ -213,7 +214,7 @@ class PjitPartitioner:
     }
 
   def to_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Returns the global batch, sharded over `data`, from this process's rows [b, ...]."""
+    """Builds the global batch, sharded over `data`, from the rows [b, ...] of each process."""
     sharding = self.data_sharding
     if jax.process_count() == 1:
       return jax.device_put(dict(batch), sharding)

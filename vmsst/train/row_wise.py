@@ -1,13 +1,15 @@
 """Updates only the rows of the token table that a batch uses.
 
-A step of AdamW on a table of 250,000 x 256 reads and writes seven arrays of 256 MB, but a batch
+An AdamW step on a table of 250,000 x 256 reads and writes seven arrays of 256 MB, although a batch
 uses only a few thousand rows. `RowWise` gathers these rows from the table and from the optimizer's
-moments before the gradients are computed, and writes the updated rows back. The model sees a small
-table. Only the table and its moments have full size, and they are updated in place.
+moments before the gradients are computed, and writes the updated rows back. The model sees only a
+small table with these rows. The full table and its moments are updated in place, and a step needs
+no further array of this size.
 
-Rows without a token in the batch have no gradient, so the gradients and their norm do not change.
-The updates differ from a dense optimizer, however: momentum and weight decay do not change the rows
-of other tokens, and the moments of these rows do not decay ("lazy Adam").
+Rows of tokens that are not in the batch have zero gradients, so the gradients and their norm are
+the same as with a dense optimizer. The updates differ, however. Momentum and weight decay do not
+change the rows of tokens that are not in the batch, and the moments of these rows do not decay
+("lazy Adam").
 """
 
 from collections.abc import Callable
@@ -22,15 +24,15 @@ from vmsst.train import optimizers
 PyTree = Any
 
 _MODULE, _TABLE, _ROWS = "token_embedder", "embedding", "rows"
-# Features of a batch that contain token ids.
+# Batch features that contain token ids.
 _TOKENS = ("inputs", "targets", "negatives")
 
 
 class RowWise(optimizers.OptimizerDef):
-  """Trains the rows of the token table that a batch uses, and all other parameters, by AdamW.
+  """Trains all parameters with AdamW, but in the token table only the rows that a batch uses.
 
-  The table must be the parameter `token_embedder/embedding`, and only `t5.TokenEmbedder` may use
-  it. A model that also predicts tokens with the table, such as EMS, is not supported.
+  The token table must be the parameter `token_embedder/embedding`, and only `t5.TokenEmbedder` may
+  use it. Models that also predict tokens with the table, such as EMS, are not supported.
 
   Args:
     optimizer: An optax optimizer that treats rows independently, such as AdamW. Clipping by the
@@ -45,11 +47,11 @@ class RowWise(optimizers.OptimizerDef):
     return self._optimizer.init_state(params)
 
   def select(self, params: PyTree, batch: Any) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Returns the parameters with the batch's rows only, and a function that adds their ids."""
+    """Returns the parameters with only the batch's rows, and a function that adds the row ids."""
     tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
     count = params[_MODULE][_TABLE].shape[0]
-    # The shape is static, so the ids are padded by an id past the table. Padding reads the last
-    # row and is never written.
+    # The shape must be static, so the ids are padded with an id past the end of the table. A
+    # padding id reads the last row, and its row is never written.
     ids_U = jnp.unique(tokens, size=min(len(tokens), count), fill_value=count)
 
     def complete(tree: PyTree) -> PyTree:
@@ -75,7 +77,7 @@ class RowWise(optimizers.OptimizerDef):
     return jax.tree_util.tree_map_with_path(put, before, after)
 
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
-    """Returns `state` with a PartitionSpec, or None if replicated, in place of every array."""
+    """Returns `state` with every array replaced by its PartitionSpec, or by None if replicated."""
     return self._optimizer.logical_axes(params, state, param_axes)
 
 

@@ -1,8 +1,8 @@
 """A trainer for upstream T5X that passes the training step to the model's loss.
 
 `gin/runs/upstream.gin` binds this class. The bundled trainer always passes the step, so this class
-changes nothing there. It exists there so that `t5x eval` can parse the config.gin of a run on
-upstream T5X.
+changes nothing in the bundled runtime. The bundled runtime needs the class to parse the config.gin
+of an upstream T5X run in `t5x eval`.
 """
 
 import functools
@@ -17,15 +17,17 @@ from vmsst import errors
 class StepTrainer(trainer.Trainer):
   """Calls `model.loss_fn` and `eval_fn` with `step`, the number of updates so far.
 
-  Arguments are as in `Trainer`. This class computes no metrics of single weights. It refuses
-  microbatches, because upstream sums their gradients, and the gradient of a mean loss would be
-  multiplied.
+  The arguments are the same as for `Trainer`. This class does not compute metrics for individual
+  weights. It rejects microbatches because upstream T5X sums their gradients, which would multiply
+  the gradient of a mean loss.
   """
 
   @functools.cached_property
   def _partitioned_train_step(self) -> Any:
     if (self._num_microbatches or 1) > 1:
-      raise errors.InputError("NUM_MICROBATCHES needs the bundled runtime; set EMBEDDING_SLICES")
+      raise errors.InputError(
+        "NUM_MICROBATCHES needs the bundled runtime; set EMBEDDING_SLICES instead"
+      )
 
     def train_step(train_state: Any, batch: Any) -> Any:
       loss_fn = functools.partial(self._model.loss_fn, step=train_state.step)

@@ -1,8 +1,9 @@
 """Reports the metrics of a run: to files, to Weights & Biases and on the terminal.
 
-The files are TensorBoard's event files and `metrics.jsonl`. Runs append to both. Object stores
-cannot append, and TensorFlow does not support all of them. A run in a store therefore writes to a
-temporary local folder and uploads changed files as a whole.
+The files are TensorBoard's event files and `metrics.jsonl`. A resumed run appends to these files.
+Object stores cannot append, and TensorFlow does not support all stores. If the run's folder is in a
+store, the metrics are therefore written to a temporary local folder, and changed files are uploaded
+as a whole.
 """
 
 import json
@@ -36,8 +37,8 @@ class LogFolder:
   """A local or remote folder with files to append to.
 
   Attributes:
-    local: Folder to write to. For an object store, it is temporary: `upload` copies its files to
-      the store, and it is deleted together with this object.
+    local: Local folder to write to. For an object store, this folder is temporary; `upload` copies
+      its files to the store, and the folder is deleted together with this object.
   """
 
   def __init__(self, folder: str | os.PathLike[str]):
@@ -57,13 +58,13 @@ class LogFolder:
         self._uploaded[name] = storage.version(self.local / name)
 
   def upload(self, *, after_seconds: float = 0) -> None:
-    """Uploads files that have changed since the last upload, if the folder is in a store.
+    """If the folder is in a store, uploads files that have changed since the last upload.
 
     Args:
-      after_seconds: Minimum time since the last upload; an earlier call does nothing.
+      after_seconds: Minimum time in seconds since the last upload. An earlier call does nothing.
 
     Raises:
-      InputError: the object store refuses a file.
+      InputError: the object store rejects a file.
     """
     if self._url is None or time.monotonic() - self._upload_time < after_seconds:
       return
@@ -83,9 +84,9 @@ def numbers(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
 class SummaryWriter:
   """Writes metrics of one kind (`train`, `training_eval/<task>`) to a folder.
 
-  The first write creates the folder. Only the first process writes. TensorFlow writes TensorBoard
-  events, and takes ten seconds to import. A run that reads its data without TensorFlow therefore
-  writes `metrics.jsonl` only.
+  The first write creates the folder. Only the first process writes. Writing TensorBoard events
+  requires TensorFlow, which takes ten seconds to import. A run that reads its data without
+  TensorFlow therefore writes only `metrics.jsonl`.
 
   Args:
     folder: Folder of the run, or None to write nothing.
@@ -109,7 +110,7 @@ class SummaryWriter:
         self._events = summary_writer.SummaryWriter(os.fspath(self._logs.local))
       path = self._logs.local / "metrics.jsonl"
       if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)  # A full disk has cut the last line.
+        os.truncate(path, content.rfind(b"\n") + 1)  # A full disk has truncated the last line.
       self._lines = path.open("a", encoding="utf-8")
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
@@ -156,17 +157,19 @@ def send_to_wandb(
   project: str = "vmsst",
   name: str | None = None,
 ) -> None:
-  """Starts or continues a Weights & Biases run, then calls another `summarize_config_fn`.
+  """Starts or continues a Weights & Biases run, then calls `summarize_config_fn`.
 
-  The name of a metric starts with its TensorBoard folder, as in `train/loss`. The run's
-  configuration has one entry, `gin`: the gin configuration without credentials in URLs.
+  The name of a metric starts with its TensorBoard folder, as in `train/loss`. The configuration of
+  the Weights & Biases run has one entry, `gin`, which contains the gin configuration without the
+  credentials in URLs.
 
   Args:
     model_dir: Folder of the run, on a local disk.
-    summary_writer: TensorBoard writer of the runtime. It must not have written anything yet.
+    summary_writer: The runtime's TensorBoard writer, before its first write.
     step: Current step.
-    summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
-    project: Project, created if needed.
+    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
+      configuration.
+    project: Name of the Weights & Biases project, which is created if needed.
     name: Display name of the run (default: the name of the folder).
 
   Raises:
@@ -211,8 +214,8 @@ def print_once(text: str) -> None:
 class Progress(progress_bar.Bar):
   """The progress of training: step, time, steps/s, loss, examples/s, tokens/s.
 
-  On a terminal, it updates one line in place. Elsewhere, it prints a line every 15 seconds. Only
-  the first process shows it, from its first update on.
+  On a terminal, one line is updated in place. Elsewhere, a new line is printed every 15 seconds.
+  Only the first process shows the progress, starting with the first update.
   """
 
   def __init__(self, first_step: int, total_steps: int, batch_size: int):
@@ -233,7 +236,7 @@ class Progress(progress_bar.Bar):
 
   @property
   def format_dict(self) -> dict[str, Any]:
-    """Fields of tqdm's format string. Reading the metrics waits for the devices."""
+    """Fields for tqdm's format string. Reading the metrics waits for the devices."""
     fields = super().format_dict
     names = [name for name in ("loss", "tokens_per_example") if name in self._metrics]
     values = numbers({name: self._metrics[name] for name in names})
@@ -247,7 +250,7 @@ class Progress(progress_bar.Bar):
     return {**fields, "postfix": ", ".join(texts)}
 
   def show(self, step: int, metrics: Mapping[str, Any]) -> None:
-    """Updates the step and its clu metrics; redraws the line if it is due, and at the last step."""
+    """Updates the step and its clu metrics. Redraws the line at intervals and at the last step."""
     self._metrics = metrics
     if not self.update(step - self.n) and step == self.total:
       self.refresh()
@@ -284,7 +287,7 @@ class EvaluationLog:
         self._metrics.setdefault(task, {})[step] = scalars
 
   def print_tables(self, best: Mapping[str, Any] | None = None) -> None:
-    """Prints a table for each task: metrics in rows; first, best and newest step in columns.
+    """Prints a table per task: one row per metric, columns for the first, best and newest step.
 
     Args:
       best: The best checkpoint (from `t5x.read_best`), even if an earlier process evaluated it.

@@ -24,7 +24,7 @@ from vmsst.train import model_dir as model_dir_lib
 from vmsst.train import train_state as train_state_lib
 from vmsst.train import trainer as trainer_lib
 
-# Config values that affect training, but not the encoder as a function of its parameters.
+# Config values that affect training, but not how the encoder uses its parameters.
 _TRAINING_ONLY = ("dropout_rate", "dtype", "remat", "scan_layers")
 _EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
 
@@ -58,50 +58,53 @@ def train(
   """Trains a model, evaluates it and writes checkpoints below `model_dir`.
 
   Starts from the newest intact checkpoint in `model_dir`, otherwise from `checkpoint_cfg.restore`,
-  otherwise from scratch. Saves and evaluates at multiples of the periods, independent of the first
-  step, and after the last step. Repeats an interrupted evaluation. SIGTERM and SIGINT write a
-  checkpoint and end the run. Never saves a state with infinite or NaN parameters.
+  otherwise from scratch. Saves and evaluates at every step that is a multiple of the respective
+  period, and after the last step. A resumed run repeats an interrupted evaluation. On SIGTERM or
+  SIGINT, writes a checkpoint and ends the run. Never saves a state with infinite or NaN parameters.
 
   Args:
     model: See docs/model_interface.md.
     train_dataset_cfg: Training data.
-    train_eval_dataset_cfg: Data of the training evaluation (metrics without updates), if any.
-    infer_eval_dataset_cfg: Data of the SeqIO evaluation, if any.
+    train_eval_dataset_cfg: Data on which to compute the training metrics without updates, if any.
+    infer_eval_dataset_cfg: Data for the SeqIO evaluation, if any.
     checkpoint_cfg: Checkpoint to start from, and checkpoints to save.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     trainer_cls: Creates the trainer.
-    model_dir: Absolute folder of the run.
+    model_dir: Absolute path of the run's folder.
     total_steps: Last step.
-    eval_steps: Number of batches per training evaluation.
+    eval_steps: Number of batches from `train_eval_dataset_cfg` per evaluation.
     eval_period: Steps between evaluations.
     stats_period: Number of steps over which training metrics are averaged (default: the shorter of
       the evaluation and checkpoint periods).
-    random_seed: Seed of initialization, dropout and latents. If None, the seed is the time, and the
-      hardware generator is used.
-    use_hardware_rng: Whether to use the hardware generator even if a seed is set.
-    summarize_config_fn: Writes the configuration (model_dir, summary_writer, step).
+    random_seed: Random seed for initialization, dropout and latents. If None, the seed is the
+      current time, and the hardware random number generator is used.
+    use_hardware_rng: Whether to use the hardware random number generator even if a seed is set.
+    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
+      configuration.
     inference_evaluator_cls: `seqio.Evaluator` (default), perhaps with bound arguments.
-    get_dataset_fn: Returns the training data (default: `loader.get_batches`). Its arguments are
-      `train_dataset_cfg`, the shard, the number of shards, and a function that creates the model's
-      feature converter.
-    train_eval_get_dataset_fn: Returns the data of the training evaluation by name.
+    get_dataset_fn: Function that returns the training data (default: `loader.get_batches`). Its
+      arguments are `train_dataset_cfg`, the shard, the number of shards, and a function that
+      creates the model's feature converter.
+    train_eval_get_dataset_fn: Function that returns the datasets for `train_eval_dataset_cfg` by
+      name.
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"). An action receives the metrics
       and may stop the run.
-    run_eval_before_training: Whether to evaluate before the first step, too.
-    on_sigterm: Function to call at the end of a run that SIGTERM has stopped.
-    evaluator: Replaces the SeqIO evaluation. Its method `evaluate(train_state, train_state_axes)`
-      returns metrics by task.
-    average: Number of checkpoints to average after the last step, for `vmsst.load`: the best ones
-      according to `KeepBestAction`, otherwise the newest ones.
+    run_eval_before_training: Whether to also evaluate before the first step.
+    on_sigterm: Function to call at the end of a run that was stopped by SIGTERM.
+    evaluator: Object that replaces the SeqIO evaluation. Its method `evaluate(train_state,
+      train_state_axes)` returns metrics by task.
+    average: Number of checkpoints to average after the last step. `vmsst.load` opens the average.
+      The run averages the best checkpoints if it uses `KeepBestAction`, otherwise the newest
+      checkpoints.
 
   Returns:
     The last step and the last train state.
 
   Raises:
-    InputError: The configuration, the data or the disk cannot be used, or `model_dir` has
-      checkpoints of another encoder.
+    InputError: The configuration, the data or the disk cannot be used, or `model_dir` contains
+      checkpoints of a different encoder.
   """
-  if random_seed is None or use_hardware_rng:  # fast, but reproducible only for one sharding
+  if random_seed is None or use_hardware_rng:  # fast, but results depend on the sharding
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
   if random_seed is None:
     random_seed = int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
@@ -156,8 +159,8 @@ def train(
         train_eval_dataset_cfg, *shard, eval_steps, converter
       )
 
-    # The train state: from this run, from another checkpoint, or new
-    spec = batches.element_spec  # has the rows of this process only
+    # The train state: resumed from this run, read from `checkpoint_cfg.restore`, or new
+    spec = batches.element_spec  # describes only this process's rows
     initializer = train_state_lib.TrainStateInitializer(
       optimizer_def=model.optimizer_def,
       init_fn=model.get_initial_variables,
@@ -176,17 +179,17 @@ def train(
     elif restore is not None and restore.path not in (None, [], ()):
       start = checkpoints.find_checkpoint(restore)
       train_state = initializer.from_checkpoint(start, restore, init_rng)
-      data_state = input_pipeline.DataState(int(train_state.step), None)  # data from the start
+      data_state = input_pipeline.DataState(int(train_state.step), None)  # start of the data
     else:
       train_state, data_state = initializer.from_scratch(init_rng), None
     step = first_step = int(train_state.step)
     if total_steps < first_step:
       raise InputError(
-        f"TRAIN_STEPS={total_steps} is less than the checkpoint's step, {first_step}; raise it, or "
-        "set another MODEL_DIR to start over"
+        f"TRAIN_STEPS={total_steps} is less than the checkpoint's step, {first_step}; raise "
+        "TRAIN_STEPS, or set another MODEL_DIR to start over"
       )
     batches.start(first_step, data_state)
-    if jax.process_index() == 0:  # an average from an earlier end of the run is outdated
+    if jax.process_index() == 0:  # The average from an earlier end of the run is outdated.
       storage.remove(storage.path(model_dir) / t5x.AVERAGE / loading.CHECKPOINT)
 
     # Trainer, evaluator and checkpoint manager
@@ -201,7 +204,7 @@ def train(
         rng=trainer_rng,
       )
     )
-    del train_state  # the trainer donates it
+    del train_state  # The trainer donates the state.
     trainer.check(batch_size)
     if infer_eval_dataset_cfg is not None:
       from vmsst.train import eval as eval_lib
@@ -214,7 +217,7 @@ def train(
     manager = None
     if save_period or save_steps:
       manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
-    # Write only after everything that may fail, so that a mistake does not overwrite the run.
+    # Write files only after all steps that may fail, so that a mistake does not overwrite a run.
     initializer.write_model_info(model_dir)
     if summarize_config_fn is not None:
       summarize_config_fn(model_dir, trainer.train_writer, first_step)
@@ -276,7 +279,7 @@ def train(
         periods = [period for period in (eval_period, save_period) if period]
         periods.append(stats_period or min([*periods, total_steps]))
         while step < total_steps and not (stop.signal or trainer.stop_training):
-          # Train until the next step with a save, an evaluation or statistics.
+          # Train until the next step at which to save, evaluate or write statistics.
           stops = [(step // period + 1) * period for period in periods]
           stops += [save_step for save_step in save_steps if save_step > step]
           count = min(total_steps, *stops) - step
@@ -322,7 +325,7 @@ class _Stop:
   signal = ""
 
   def agree(self, step: int) -> bool:
-    """Returns whether to stop after `step`. All processes agree, even if one got the signal."""
+    """Returns whether to stop after `step`. All processes agree, even if only one got a signal."""
     if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
       self.signal = "SIGTERM"
     return bool(self.signal)
@@ -360,7 +363,7 @@ def _was_evaluated(model_dir: str, step: int) -> bool:
 
 
 def _check_encoder(model: Any, model_dir: str) -> None:
-  """Raises InputError if the checkpoints in a folder belong to another encoder than the model.
+  """Raises InputError if the checkpoints in a folder belong to a different encoder.
 
   A resumed run may change options that do not affect the encoder, such as the dropout rate.
   """
@@ -380,6 +383,6 @@ def _check_encoder(model: Any, model_dir: str) -> None:
     describe(saved.network, saved.vocabulary), describe(model.sentence_encoder, model.vocabulary)
   ):
     raise InputError(
-      f"MODEL_DIR {model_dir} has checkpoints of another encoder: {changes}; train the same "
+      f"MODEL_DIR {model_dir} has checkpoints of a different encoder: {changes}; train the same "
       "encoder, or set another MODEL_DIR"
     )

@@ -1,7 +1,8 @@
 """The state of a run: parameters, optimizer state, other variables of the model, and their axes.
 
-A checkpoint stores it as in T5X: `{'target': ..., 'state': {'step': ..., 'param_states': ...}}`,
-and `flax_mutables` if the model has variables other than parameters.
+A checkpoint stores the state in T5X's layout, `{'target': ..., 'state': {'step': ...,
+'param_states': ...}}`, with an additional entry `flax_mutables` if the model has variables other
+than parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _AXES = "_axes"
 
 
 def _with_leaves(reference: PyTree, state_dict: PyTree) -> PyTree:
-  """Returns `reference` with the leaves of `state_dict`. Branches without leaves may be missing."""
+  """Returns `reference` with leaves from `state_dict`, which may omit branches without leaves."""
   expected = traverse_util.flatten_dict(
     {"": serialization.to_state_dict(reference)}, keep_empty_nodes=True
   )
@@ -39,13 +40,13 @@ def _with_leaves(reference: PyTree, state_dict: PyTree) -> PyTree:
 
 
 class TrainState(struct.PyTreeNode):
-  """The state of training. Without an optimizer, it serves evaluation and inference.
+  """The state of a training run, or of evaluation and inference if it has no optimizer.
 
   Attributes:
     step: Number of training steps so far.
     params: Parameters of the model.
     param_states: State of the optimizer.
-    flax_mutables: Variables of the model that are not parameters, by collection.
+    flax_mutables: Model variables other than parameters, by collection.
     optimizer_def: The optimizer, or None.
     axes: Logical axes of the variables by collection (static, not part of the pytree).
   """
@@ -125,9 +126,9 @@ class TrainState(struct.PyTreeNode):
     )
 
   def as_logical_axes(self) -> TrainState:
-    """Returns the state with logical axes, or None if replicated, in place of arrays.
+    """Returns the state with arrays replaced by their logical axes, or by None if replicated.
 
-    Collections of the model without axes are left out.
+    Model collections without axes are omitted.
     """
     axes = flax.core.unfreeze(self.axes["params"])
     mutables = {
@@ -140,13 +141,13 @@ class TrainState(struct.PyTreeNode):
 
 
 class TrainStateInitializer:
-  """Creates sharded train states of one model, from scratch or from a checkpoint.
+  """Creates sharded train states for one model, from scratch or from a checkpoint.
 
   Args:
     optimizer_def: The optimizer, or None for inference.
     init_fn: `model.get_initial_variables`.
     input_shapes: Shape of every feature of the global batch.
-    partitioner: The mesh.
+    partitioner: Provides the device mesh.
     input_types: Dtype of every feature.
 
   Attributes:
@@ -179,7 +180,7 @@ class TrainStateInitializer:
     )(init_rng)
 
   def _some_from_scratch(self, init_rng: jax.Array, names: Sequence[str]) -> dict[str, jax.Array]:
-    """Returns only the named arrays of a newly initialized state; XLA omits the others."""
+    """Returns only the named arrays of a newly initialized state; XLA computes no other arrays."""
 
     def initialize(rng: jax.Array) -> dict[str, jax.Array]:
       arrays = traverse_util.flatten_dict(self._initialize(rng).state_dict(), sep="/")
@@ -196,11 +197,11 @@ class TrainStateInitializer:
     cfg: checkpoints.RestoreCheckpointConfig | None = None,
     fallback_rng: jax.Array | None = None,
   ) -> Any:
-    """Returns the state in the checkpoint at `path`; see `checkpoints.restore`.
+    """Reads the state from the checkpoint at `path`; see `checkpoints.restore`.
 
     Args:
       path: A `checkpoint_<step>` folder.
-      cfg: Options for reading (default: read every array of the model unchanged).
+      cfg: Options for reading (default: read every model array unchanged).
       fallback_rng: Random key to initialize missing arrays if `cfg.fallback_to_scratch` is true.
 
     Raises:
@@ -223,7 +224,7 @@ class TrainStateInitializer:
     return shapes.restore_state(state)
 
   def write_model_info(self, folder: str) -> None:
-    """Writes the arrays of the state (names, shapes, axes) to `folder`/model-info.txt."""
+    """Lists the name, shape and axes of each array of the state in `folder`/model-info.txt."""
     if jax.process_index() != 0:
       return
     shapes = self.global_train_state_shape

@@ -1,7 +1,8 @@
 """The training step and its loop: `t5x.trainer` of the bundled runtime.
 
-One jitted function with donated arguments runs a step: gradients (over microbatches), the update,
-and the sum of the metrics since they were last written. The host only passes batches.
+One jitted function with donated arguments runs a step. It computes the gradients (over
+microbatches), applies the update, and adds the metrics to a sum that is reset when metrics are
+written. The host only passes batches.
 """
 
 import collections
@@ -38,7 +39,7 @@ _STEPS_IN_FLIGHT = 2
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-  """Merges two sets of metrics. Metrics in only one of them are kept unchanged."""
+  """Merges two sets of metrics. Metrics that are in only one set are returned unchanged."""
   return {**second, **{n: x.merge(second[n]) if n in second else x for n, x in first.items()}}
 
 
@@ -54,7 +55,7 @@ def accumulate_grads_microbatched(
   num_microbatches: int | None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics, Any]:
-  """Computes gradients and metrics of a batch in `num_microbatches` equal microbatches.
+  """Computes gradients and metrics of a batch in `num_microbatches` microbatches of equal size.
 
   Each microbatch has a separate random key. In-batch negatives come from the same microbatch.
 
@@ -111,7 +112,7 @@ def _loss_count(metrics: Metrics) -> jax.Array | float:
 
 
 def _at_step(function: Callable[..., Any], train_state: Any) -> Callable[..., Any]:
-  """Binds `step`, the number of updates so far, to a function of the model if it accepts it."""
+  """Binds `step`, the number of updates so far, to a model function if the function accepts it."""
   if "step" in inspect.signature(function).parameters:
     return functools.partial(function, step=train_state.step)
   return function
@@ -173,12 +174,12 @@ class Trainer:
   Args:
     model: See docs/model_interface.md.
     train_state: Parameters and optimizer state, on the devices; `train` donates them.
-    partitioner: The mesh.
-    eval_names: Names of the evaluation datasets of `eval`.
-    summary_dir: Folder for TensorBoard and JSONL; None writes nothing.
+    partitioner: Provides the device mesh.
+    eval_names: Names of the evaluation datasets for `eval`.
+    summary_dir: Folder for the TensorBoard and JSONL files. If None, no files are written.
     train_state_axes: PartitionSpecs of `train_state`.
-    rng: Random key of the run; each step folds its number into it.
-    learning_rate_fn: Maps a step to its learning rate.
+    rng: Random key of the run; each step folds the step number into this key.
+    learning_rate_fn: Function that takes a step and returns its learning rate.
     num_microbatches: Number of microbatches per batch (default: 1).
   """
 
@@ -192,7 +193,7 @@ class Trainer:
     train_state_axes: Any,
     rng: jax.Array,
     learning_rate_fn: Callable[[jax.Array], jax.Array],
-    num_microbatches: Annotated[int, msgspec.Meta(ge=0)] | None,  # as in upstream T5X, 0 is 1
+    num_microbatches: Annotated[int, msgspec.Meta(ge=0)] | None,  # as in upstream T5X, 0 means 1
   ):
     if hasattr(model, "check_microbatches"):
       model.check_microbatches(num_microbatches or 1)
@@ -209,7 +210,7 @@ class Trainer:
       name: summaries.SummaryWriter(summary_dir, f"training_eval/{name}") for name in eval_names
     }
     self._all_finite = True
-    self._make_sums: dict[frozenset[str], Callable[[], Any]] = {}  # by set of features
+    self._make_sums: dict[frozenset[str], Callable[[], Any]] = {}  # keys: feature names
     self._start_time = time.time()
 
   def _get_step_rng(self, step: jax.Array) -> jax.Array:
@@ -245,7 +246,7 @@ class Trainer:
 
   @functools.cached_property
   def _traced_train_step(self) -> Callable[..., Any]:
-    """The step. It is jitted, so that `empty_sums` and `summing_train_step` share one trace."""
+    """The training step, jitted so that `empty_sums` and `summing_train_step` share one trace."""
     return jax.jit(self._partitioned_train_step.function, inline=True)
 
   @functools.cached_property
@@ -262,7 +263,7 @@ class Trainer:
       total = _where(count == 0, metrics, merge_metrics(total, metrics))
       finite = jnp.asarray(True)
       if "loss" in metrics:
-        # Check sum and count, because their ratio is NaN for a batch without tokens.
+        # Check sum and count, because their quotient is NaN for a batch without tokens.
         leaves = jax.tree.leaves(metrics["loss"])
         finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
       return train_state, (count + 1, total), (metrics, finite)
@@ -275,7 +276,7 @@ class Trainer:
     )
 
   def empty_sums(self, batch: Batch) -> Any:
-    """Returns sums over zero steps. `batch` is any batch with these features, or its shapes."""
+    """Returns sums over zero steps for a batch like `batch` (arrays or shapes)."""
     with self._partitioner.context():
       kind = frozenset(batch)
       if kind not in self._make_sums:
@@ -301,19 +302,19 @@ class Trainer:
       num_steps: Maximum number of steps.
       start_step: Number of steps before this call.
       bar: Progress bar.
-      should_stop: Maps the number of finished steps to whether to stop.
+      should_stop: Function that takes the number of finished steps and returns whether to stop.
 
     Returns:
       The number of steps trained, and their metrics.
     """
     step = start_step
-    sums: dict[frozenset[str], Any] = {}  # by set of features, because it determines the metrics
+    sums: dict[frozenset[str], Any] = {}  # keys: feature names, which determine the metrics
     in_flight: collections.deque[tuple[int, Metrics, jax.Array]] = collections.deque()
 
     def finish_oldest() -> None:
       number, metrics, finite = in_flight.popleft()
       if not np.asarray(finite) and self._all_finite:  # waits for the devices
-        logging.warning("The loss of step %d is the first that is not finite.", number)
+        logging.warning("Step %d is the first step with a loss that is not finite.", number)
         self._all_finite = False
       progress_bar.alive()
       if bar is not None:
@@ -330,7 +331,7 @@ class Trainer:
           self.train_state, sums[kind], batch
         )
         in_flight.append((step, metrics, finite))
-        if len(in_flight) > _STEPS_IN_FLIGHT:  # limits the device queue, so that times are right
+        if len(in_flight) > _STEPS_IN_FLIGHT:  # limits the device queue for accurate step times
           finish_oldest()
     while in_flight:
       finish_oldest()
@@ -362,7 +363,7 @@ class Trainer:
     return results
 
   def check(self, batch_size: int) -> None:
-    """Raises InputError unless microbatches and slices divide the batch size."""
+    """Raises InputError unless the numbers of microbatches and slices divide the batch size."""
     for name, divisor in (
       ("num_microbatches", self._num_microbatches or 1),
       ("embedding_slices", getattr(self._model, "embedding_slices", 1)),

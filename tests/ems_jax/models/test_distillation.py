@@ -216,5 +216,5 @@ def test_a_teacher_of_another_width_teaches_similarities_only(params, precompute
   expected = equations(batch, student, np.float64(wide), "priority", True, False)
   assert float(loss) == pytest.approx(expected["loss"], rel=1e-4)
   model = make_model(distillation.DistillationModel)
-  with pytest.raises(errors.InputError, match="20 numbers and the student's 16"):
+  with pytest.raises(errors.InputError, match="20 dimensions, but the student's vectors have 16"):
     jax.eval_shape(model.loss_fn, params, batch, None)

@@ -112,10 +112,10 @@ def test_a_job_with_other_inputs_or_options_does_not_resume(text, tmp_path):
     stream.write("one more, without an end")
   with pytest.raises(errors.InputError, match="give another folder"):
     embed(make_encoder(), text, folder)
-  with pytest.raises(errors.InputError, match=r"v has 23 vectors of .*text\.txt with 24"):
+  with pytest.raises(errors.InputError, match=r"23 vectors in .* not match .*text\.txt \(24"):
     vector_store.open_text(text, folder)
   line_files.write_lines(tmp_path / "text.txt", reversed(LINES))
-  with pytest.raises(errors.InputError, match="vectors of another text than"):
+  with pytest.raises(errors.InputError, match="do not match the current text in"):
     vector_store.open_text(text, folder)
   naive_search.write_vectors(tmp_path / "foreign", np.ones([23, 3]))
   assert len(vector_store.open_text(text, tmp_path / "foreign").vectors) == 23

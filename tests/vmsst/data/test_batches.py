@@ -169,7 +169,7 @@ def test_an_iterator_takes_only_a_state_of_its_shard(tmp_path):
   )
   ids = [next(first)["id"].tolist() for _ in range(3)]
   first.save(tmp_path / "state")
-  with pytest.raises(ValueError, match=r"shard \[0, 2\] of the data, not \[1, 2\]"):
+  with pytest.raises(ValueError, match=r"data shard \[0, 2\], not \[1, 2\]"):
     second.restore(tmp_path / "state")
   first.reset()
   assert next(first)["id"].tolist() == ids[0]

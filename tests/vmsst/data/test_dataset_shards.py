@@ -43,7 +43,7 @@ def test_a_damaged_tfrecord_is_named(folder, tmp_path):
   assert cuts == {1, "record 1 is truncated", "record 2 is truncated"}
   for position in range(12, 120, 3):  # keys and texts
     changed = content[:position] + b"\xff" + content[position + 1 :]
-    assert outcome(changed).startswith("record 1 is damaged, or not an example")
+    assert outcome(changed).startswith("record 1 is damaged or was not written")
 
 
 def test_tensorflow_reads_what_is_written(tmp_path):

@@ -101,4 +101,4 @@ def test_tmx_entities_are_not_expanded(tmp_path):
 
 def test_a_unit_without_an_end_is_left_out(tmp_path):
   (tmp_path / "a.tmx").write_bytes(b"<tmx><body><tu " + b"x" * (5 << 20))
-  assert _read(tmp_path / "a.tmx")[1][-1][1] == "a unit of more than 4 MB"
+  assert _read(tmp_path / "a.tmx")[1][-1][1] == "a unit is longer than 4 MB"

@@ -144,7 +144,7 @@ def test_a_restored_iterator_of_a_host_resumes_exactly(mixture, options, count, 
 def test_wrong_values_are_refused(mixture):
   with pytest.raises(errors.InputError, match="BATCH_SIZE is 8; set it to a multiple of 3"):
     _dataset(mixture, 0, 3)
-  with pytest.raises(errors.InputError, match="a task for each language pair, but toy is a single"):
+  with pytest.raises(errors.InputError, match="one task per language pair, but toy is a single"):
     _dataset(toy_runs.add_task("toy"), one_language_pair=True)
 
 

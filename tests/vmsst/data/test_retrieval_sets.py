@@ -29,5 +29,5 @@ def test_judged_queries_all_documents_and_grades(tmp_path):
 @pytest.mark.parametrize("line", ["q3\td1\t1", "q1\td9\t1", "q1\td1", "q1\td1\tx"])
 def test_a_judgment_that_does_not_fit_is_named(tmp_path, line):
   write(tmp_path, f"{line}\n")
-  with pytest.raises(errors.InputError, match=r"test\.tsv:2: .*write the id of a query"):
+  with pytest.raises(errors.InputError, match=r"test\.tsv:2: .*write a query id"):
     retrieval_sets.read(tmp_path)

@@ -28,7 +28,7 @@ def test_files_of_a_dataset_are_read_in_place_and_shared(tmp_path, monkeypatch):
   shares = [table.share(index, 3) for index in range(3)]
   assert [len(share) for share in shares] == [4, 3, 3]
   assert [share.rows(np.array([2]))["teacher_inputs"].item() for share in shares] == [4, 3, 3]
-  with pytest.raises(errors.InputError, match=r"has 3 pairs, but .* counts 5; copy or build"):
+  with pytest.raises(errors.InputError, match=r"has 3 pairs, but .* says 5; copy or build"):
     tables.open_records(files, [4, 5, 3]).rows(np.array([5]))
 
 
@@ -39,7 +39,7 @@ def test_vectors_of_another_shape_or_number_are_refused(tmp_path):
   for vectors, message in (
     (np.zeros([14, 2]), r"must be float32 \[lines, 2, width\]"),
     (np.zeros([14, 3], np.float32), r"must be float32 \[lines, 2, width\]"),
-    (np.zeros([13, 2, 3], np.float32), r"vectors of 13 lines, but .* has 14 lines"),
+    (np.zeros([13, 2, 3], np.float32), r"vectors for 13 lines, but .* has 14 lines"),
   ):
     np.save(f"{path}.npy", vectors)
     with pytest.raises(errors.InputError, match=message):

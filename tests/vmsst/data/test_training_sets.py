@@ -123,7 +123,7 @@ def test_named_columns(tmp_path, records, options, expected, in_file):
   ([{"x": "a"}], r"row 1 of pairs: the text fields are \['x'\]; a pair has two"),
   ([{"x": "a", "y": "b"}, {"x": "a", "y": 3}], "row 2 of pairs: .*3.; give texts"),
   ([{"x": "a", "y": "b", "label": "good"}], "'good'. are not numbers"),
-  ([{"x": "a", "y": "b", "relevance": 0}], "'relevance'. may grade the pair; name it 'score'"),
+  ([{"x": "a", "y": "b", "relevance": 0}], "'relevance'. may be scores; rename one to 'score'"),
   ([{"x": "a", "y": "b", "z": "c", "label": [1]}, {"x": "a", "y": "b", "label": [1, 2, 3]}],
    "pairs: pair 1 has 1 scores"),
 ])  # fmt: skip
@@ -133,7 +133,7 @@ def test_errors_name_the_row_that_cannot_be_read(data, message):
 
 
 @pytest.mark.parametrize(("content", "message"), [
-  ("a\tb\t0\n", "x.tsv:1: a number after the pair; write a header"),
+  ("a\tb\t0\n", "x.tsv:1: unexpected number after the pair; add a header"),
   ("question\tanswer\na\tb\tc\n", "x.tsv:2: not source .*; write 2 columns"),
   ("a;b\n", "x.tsv:1: not source TAB target"),
 ])  # fmt: skip
@@ -148,7 +148,7 @@ def test_a_file_in_a_store_and_scores_before_its_pairs(monkeypatch, caplog):
   store = memory_store.installed(monkeypatch)
   store.pipe_file("gs://bucket/mined.tsv", b"1.2\ta\tb\n")
   assert read("gs://bucket/mined.tsv")[1] == {"inputs": ["t: a"], "targets": ["t: b"]}
-  assert "gs://bucket/mined.tsv: numbers in column 1 do not count" in caplog.text
+  assert "gs://bucket/mined.tsv: ignoring the scores in column 1" in caplog.text
 
 
 def test_files_give_their_lines_in_order(tmp_path):
@@ -171,7 +171,7 @@ def test_names_of_sets():
   assert [*training_sets.by_name({"nli": rows, "sts": rows}, "pairs")] == ["nli", "sts"]
   sets = [training_sets.TrainingSet(rows), training_sets.TrainingSet(rows)]
   assert [*training_sets.by_name(sets, "dev")] == ["dev1", "dev2"]
-  with pytest.raises(errors.InputError, match="give a dictionary with other names"):
+  with pytest.raises(errors.InputError, match="pass a dictionary from name to set"):
     training_sets.by_name(["x/a.tsv", "y/a.tsv"], "pairs")
 
 
@@ -221,7 +221,7 @@ def test_mixed_batches_have_rows_of_all_sets():
   assert names_in(next(batches)) == {"a", "b"}
   graded = training_sets.TrainingSet([{"x": "a", "y": "b", "score": 1}])
   sets.append(training_sets.open_set("graded", graded))
-  with pytest.raises(errors.InputError, match=r"'graded'.* have other columns"):
+  with pytest.raises(errors.InputError, match=r"'graded'.* differ in their columns"):
     get_batches(sets, 4, 12, mixed=True)
 
 

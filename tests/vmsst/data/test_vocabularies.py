@@ -75,7 +75,7 @@ def test_encode_keeps_the_eos_token_when_it_cuts_and_decode_stops_there(model_wi
   assert byte.encode(["abc"], 3) == [[100, 101, 1]]
   assert byte.decode(byte.encode(["né 日"], 50)[0] + [0, 0]) == "né 日"
   assert byte.decode([3 + 0xFF]) == "\ufffd"
-  with pytest.raises(ValueError, match="id 259 is not in"):
+  with pytest.raises(ValueError, match="id 259 is outside"):
     byte.decode([259])
 
 

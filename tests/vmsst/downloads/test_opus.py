@@ -85,7 +85,7 @@ def test_nothing_in_a_list_is_trusted(server, fetcher, changes):
 @pytest.mark.usefixtures("listed")
 def test_unknown_names_are_refused(server, fetcher):
   put_list(server, [])
-  with pytest.raises(errors.InputError, match="no corpus Europarl in version v99"):
+  with pytest.raises(errors.InputError, match="no version v99 of the corpus Europarl"):
     opus.releases(fetcher, [("Europarl", "v99")], opus.every_pair)
   with pytest.raises(errors.InputError, match="write it as de-en"):
     opus.pairs_among(["de_en"])

@@ -37,7 +37,7 @@ def test_similarity_and_pairs_are_cosines(encoder, expected):
   np.testing.assert_allclose(both, cosines(expected, expected), atol=2e-6)
   pairs = encoder.score_pairs(SENTENCES[:3], expected[3:])
   np.testing.assert_allclose(pairs, np.diag(cosines(expected[:3], expected[3:])), atol=2e-6)
-  with pytest.raises(ValueError, match="3 sources and 2 targets are not pairs"):
+  with pytest.raises(ValueError, match="3 sources, 2 targets; give equally many"):
     encoder.score_pairs(SENTENCES[:3], iter(SENTENCES[:2]))
 
 
@@ -103,7 +103,7 @@ def test_quantize_takes_ranges_of_other_vectors():
   found_ND = compatibility.quantize(given_ND, "int8", ranges_2D)
   assert (found_ND.dtype, found_ND.tolist()) == (np.int8, [[127, -128], [-128, -128], [-125, -128]])
   assert compatibility.quantize(VECTORS[:0], "int8").dtype == np.int8
-  with pytest.raises(ValueError, match="int8 need the ranges of many vectors"):
+  with pytest.raises(ValueError, match="int8 requires the range of each dimension"):
     compatibility.quantize(VECTORS[:1], "int8")
   with pytest.raises(ValueError, match=r"ranges have the shape \(2, 2\), not \(2, 13\)"):
     compatibility.quantize(VECTORS, "int8", ranges_2D)

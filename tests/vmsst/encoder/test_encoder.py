@@ -113,7 +113,7 @@ def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "gcsfs", None)
   for path, message in (
     (run / "checkpoint_7", "no folder .*checkpoint_7; .*checkpoint_90"),
-    (tmp_path / "file", "file. is no folder; give a training run"),
+    (tmp_path / "file", "file. is not a folder; give a training run"),
     ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
   ):
     with pytest.raises(errors.InputError, match=message):
@@ -139,7 +139,7 @@ def test_texts_that_are_cut_give_one_warning(encoder, caplog, monkeypatch):
   assert not caplog.records
   found_ND = encoder.encode(["a" * 20, "b", "a" * 1000, "c"], batch_size=2)
   (record,) = caplog.records
-  assert "2 of 4 texts have more than the 20 tokens" in record.getMessage()
+  assert "2 of 4 texts exceed the encoder's maximum of 20 tokens" in record.getMessage()
   np.testing.assert_array_equal(found_ND[0], found_ND[2])
   encoder.encode(["a" * 20], on_cut=None)
   told = []

@@ -35,7 +35,7 @@ def test_encoders_get_what_they_know():
   assert (found.tolist(), found.dtype) == ([[1, 2], [1, 2]], np.float32)
   assert encoder.got == ("de", 7, False)
   encoder.encode = lambda sentences: np.zeros([3, 2])
-  with pytest.raises(ValueError, match=r"returned an array \(3, 2\) for 2 texts"):
+  with pytest.raises(ValueError, match=r"returned an array of shape \(3, 2\) for 2 texts"):
     encoding.encode(encoder, ["a", "b"])
 
 

@@ -76,7 +76,7 @@ def test_the_command_writes_a_folder_that_trains(tmp_path, encoder, capsys):
 
 
 def test_options_without_texts_and_other_vocabularies_are_refused(encoder, tmp_path):
-  with pytest.raises(errors.InputError, match="need texts"):
+  with pytest.raises(errors.InputError, match="require texts"):
     vmsst.distill_static(encoder, dimensions=4, trim=True)
   network = tiny_encoders.encoder(tiny_encoders.bert_config(), 8, head=False)
   run = tiny_encoders.save_run(tmp_path / "run", tiny_encoders.model_of(network, max_length=9))

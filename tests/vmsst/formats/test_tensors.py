@@ -87,7 +87,7 @@ def test_a_state_dict_is_read_alone_or_with_the_rest_of_training(tmp_path, torch
   ("make", "message"),
   [
     (lambda torch: torch.nn.Linear(2, 2), "contains objects that could run code"),
-    (lambda torch: {"a": 3}, "contains no state_dict"),
+    (lambda torch: {"a": 3}, "contains no state dict"),
   ],
 )
 def test_other_files_are_named_without_advice_of_torch(tmp_path, make, message, torch):

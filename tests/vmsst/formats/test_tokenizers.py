@@ -129,7 +129,7 @@ def test_ids_become_text_again_and_text_that_spells_padding_is_not_padding(token
   (ids,) = vocabulary.encode(["Wie geht es dir heute"], 99)
   assert vocabulary.decode([*ids, 0, 0]) == "Wie geht es dir heute"
   assert vocabulary.decode([*ids, ids[1]]) == "Wie geht es dir heute"  # up to the EOS token
-  with pytest.raises(ValueError, match="is not in a vocabulary"):
+  with pytest.raises(ValueError, match="is outside the vocabulary"):
     vocabulary.decode([vocabulary.size])
   (ids,) = vocabulary.encode([f"Welt {MARKS[kind]['pad_token']} Welt"], 99)
   assert arrays.PAD_ID not in ids

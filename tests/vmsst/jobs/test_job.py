@@ -113,7 +113,7 @@ def test_a_job_that_fails_in_its_first_task_leaves_nothing(folder):
 def test_a_damaged_record_is_an_error_with_the_fix(folder):
   squares(folder)
   outputs.write_bytes(f"{folder}/{manifest.NAME}", b'{"inputs": 1}')
-  with pytest.raises(errors.InputError, match=r"job\.json: damaged: .*; delete the folder"):
+  with pytest.raises(errors.InputError, match=r"job\.json is damaged: .*; delete the folder"):
     squares(folder)
 
 

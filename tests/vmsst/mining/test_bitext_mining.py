@@ -118,8 +118,8 @@ NO_PAIRS = {"search": nothing_mutual, "neighbors": 1, "retrieval": "intersection
 def test_broken_input_is_an_error(texts, tmp_path):
   gold = tmp_path / "gold.tsv"
   for content, message in (
-    ("1\t1\n1 1\n", "gold.tsv:2: '1 1' is not `source line TAB target line`"),
-    (f"{'9' * 5000}\t1\n", "gold.tsv:1: '9.*is not `source line TAB target line`"),
+    ("1\t1\n1 1\n", "gold.tsv:2: '1 1' is not two line numbers"),
+    (f"{'9' * 5000}\t1\n", "gold.tsv:1: '9.*is not two line numbers"),
     ("14\t1\n", r"gold.tsv:1: there is no sentence in line 14 of .*source.txt"),
     ("3\t1\n", r"gold.tsv:1: there is no sentence in line 3 of .*source.txt"),
   ):
@@ -130,7 +130,7 @@ def test_broken_input_is_an_error(texts, tmp_path):
   with pytest.raises(errors.InputError, match=r"none of the 1 pairs in .*gold\.tsv is among the 0"):
     mine(texts, gold=str(gold), **NO_PAIRS)
   with pytest.raises(
-    errors.InputError, match="threshold is 1; set it to None: gold pairs choose it"
+    errors.InputError, match="threshold is 1; set it to None, because gold pairs choose it"
   ):
     mine(texts, gold=str(gold), threshold=1)
   with pytest.raises(errors.InputError, match=r"threshold is nan; set it to a number in"):
@@ -172,12 +172,12 @@ def test_windows_of_pairs_are_scored_in_order_and_cut_texts_are_counted(
   assert list(map(len, blocks)) == [4, 2]
   expected = [[0, 9], [1, 8], [2, 7], [4, 6], [5, 5], [6, 4]]
   assert np.concatenate(blocks).tolist() == expected
-  assert "2 of 12 texts have more than the 7 tokens" in caplog.text
+  assert "2 of 12 texts exceed the encoder's maximum of 7 tokens" in caplog.text
 
 
 def test_unequal_columns_and_scores_that_are_not_finite_are_errors(tmp_path):
   short, long = write_column(tmp_path / "a", [1, 2]), write_column(tmp_path / "b", [1, 2, 3])
-  with pytest.raises(errors.InputError, match=r"a has 2 lines and .*b 3: give files of equal"):
+  with pytest.raises(errors.InputError, match=r"a has 2 lines but .*b has 3; give files of equal"):
     list(bitext_mining.pair_scores(SCORER, short, long))
-  with pytest.raises(errors.InputError, match=r"b:3: the score of this pair contains a value that"):
+  with pytest.raises(errors.InputError, match=r"b:3: the score of this pair is not finite"):
     list(bitext_mining.pair_scores(SCORER, long, long))

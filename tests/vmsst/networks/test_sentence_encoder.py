@@ -156,7 +156,7 @@ def test_a_configuration_names_the_bad_value(config, field, value):
 
 def test_a_width_that_does_not_fit_the_last_layer_is_named():
   for changes in ({"pooling": "cls+mean"}, {"head": (sentence_encoder.Dense(24),)}):
-    with pytest.raises(errors.InputError, match=r"latent_dim is 12; .* 24"):
+    with pytest.raises(errors.InputError, match=r"latent_dim is 12, .* set it to 24"):
       sentence_encoder.SentenceEncoder(BERT, 12, **{"head": False, **changes})
 
 

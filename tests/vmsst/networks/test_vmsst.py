@@ -184,7 +184,7 @@ def test_without_its_embedding_an_encoder_or_decoder_ignores_the_language(enable
 
 def test_groups_that_would_give_nan_or_no_encoder_are_refused():
   for changes, message in (
-    ({"decoder_groups": (0, 1)}, "decoder_groups has groups of 2 languages; num_languages is 5"),
+    ({"decoder_groups": (0, 1)}, "decoder_groups has 2 entries, but num_languages is 5"),
     ({"decoder_groups": (0, 2, 0, 0, 0)}, "decoder_groups must number groups from 0"),
     ({"single_encoder": True, "language_encoder_groups": GROUPS}, "single_encoder leaves no"),
   ):

@@ -74,7 +74,7 @@ def test_tfds_reads_what_was_built(tree):
     "| deu_eng | Europarl | 41 | 1 | 40 | 32 | 8 |",
     "| all |  | 61 | 1 | 60 | 48 | 12 |",
     "| tatoeba | 2 | 1 |",
-    "- &lt;b>.de-en.tmx: neither its folders nor its name show corpus and version",
+    "- &lt;b>.de-en.tmx: neither the folders nor the file name specify the corpus and its version",
     '      "name": "mine",',
   ):
     assert f"\n{line}" in card
@@ -163,7 +163,7 @@ def test_nothing_to_build_is_an_error_that_says_why(tree):
     "name: mine\ncorpora: [{name: Tanzil}]\ncleaning: {max_characters: 3}\n"
   )
   with pytest.raises(
-    errors.InputError, match=r"no pair of texts is left of .*'read': 20, 'too_long'"
+    errors.InputError, match=r"no text pair is left after cleaning: .*'read': 20, 'too_long'"
   ):
     _build(tree)
 
@@ -175,7 +175,7 @@ def test_a_build_in_a_store_is_the_build_on_this_machine(tree, monkeypatch):
     store.put(str(tree / name), f"gs://data/{name}", recursive=True)
   folders = (f"gs://data/{name}" for name in ("opus", "evaluation", "tfds"))
   arguments = (str(tree / "mine.yaml"), *folders)
-  with pytest.raises(errors.InputError, match="in an object store: give --work"):
+  with pytest.raises(errors.InputError, match="in an object store; set --work"):
     builder.build(*arguments)
 
   def build():

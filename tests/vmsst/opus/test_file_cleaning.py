@@ -85,7 +85,7 @@ def test_held_out_sentences_are_of_files_and_evaluation_sets(tmp_path):
 
 def test_further_columns_are_not_lost(tmp_path):
   bitext = line_files.write_tsv(tmp_path / "a.de-en.tsv", [(*GOOD, "a hard negative")])
-  with pytest.raises(errors.InputError, match=r"a\.de-en\.tsv:1: columns after the pair"):
+  with pytest.raises(errors.InputError, match=r"a\.de-en\.tsv:1: extra columns after the pair"):
     cleaned(bitext)
   scored = line_files.write_tsv(tmp_path / "b.de-en.tsv", [(1.25, *GOOD)])
   assert cleaned(scored)[0] == [GOOD]  # as `vmsst mine` writes it

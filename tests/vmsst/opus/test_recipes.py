@@ -96,10 +96,13 @@ def test_a_custom_recipe(tmp_path):
   ("text", "message"),
   [
     ("name: x\ncorpora: [{nam: A}]\n", r"unknown field `nam` - at `corpora\[0\]`"),
-    ("name: x\ncorpora: [{name: A, caps: {de: 1}}]\n", r"'de' is not two codes.*\[0\]\.caps`"),
+    (
+      "name: x\ncorpora: [{name: A, caps: {de: 1}}]\n",
+      r"'de' is not a language pair.*\[0\]\.caps`",
+    ),
     ("name: ../../x\n", "regex .* - at `name`"),
-    ("name: x\nlanguages: [en, no]\n", r"False is not text.*`languages\[1\]`"),
-    ("name: x\ntargets: {de: 1}\n", "targets are for pairs with pivots"),
+    ("name: x\nlanguages: [en, no]\n", r"False is not a string.*`languages\[1\]`"),
+    ("name: x\ntargets: {de: 1}\n", "targets require pivots"),
     ("name: !!python/object/apply:os.system ['touch ran']\n", "could not determine a constructor"),
   ],
 )

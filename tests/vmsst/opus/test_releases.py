@@ -88,13 +88,13 @@ def test_codes_formats_and_files_that_are_left_out(tmp_path):
     "Ted.v1.en-sr_Latn": "zip",
   }  # fmt: skip
   assert sorted((os.path.basename(fault.location), fault.what) for fault in faults) == [
-    ("de-en.tmx.gz", "neither its folders nor its name show corpus and version"),
+    ("de-en.tmx.gz", "neither the folders nor the file name specify the corpus and its version"),
     ("en-be_Latn.txt.zip", "unknown language code 'be_Latn'"),
     ("en-qx.txt.zip", "unknown language code 'qx'"),
-    ("no-nb.txt.zip", "both sides are Norwegian Bokmål"),
+    ("no-nb.txt.zip", "both languages are Norwegian Bokmål"),
     ("ze_en-zh.txt.zip", "unknown language code 'ze_en'"),
   ]
-  with pytest.raises(errors.InputError, match="no OPUS release below"):
+  with pytest.raises(errors.InputError, match="no OPUS release in this folder"):
     releases.scan(str(tmp_path / "none"))
 
 
@@ -103,7 +103,7 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
   german = b"\xef\xbb\xbfeins\r\nzw\xffei\ndr\0ei\n" + long + b"\nf\xc3\xbcnf\r\n\nsieben"
   english = b"one\ntwo\r\nthree\nfour\nfive\nsix\n" + long
   rows = [(1, "eins", "one"), (5, "fünf", "five"), (6, "", "six")]
-  utf8, nul, size = "the line is not UTF-8", "the line holds NUL", "the line is too long"
+  utf8, nul, size = "the line is not UTF-8", "the line contains NUL", "the line is too long"
   faults = [(f"a.zip/X.de-en.de:{line}", what) for line, what in ((2, utf8), (3, nul), (4, size))]
   faults.append(("a.zip/X.de-en.en:7", size))
   assert _read(_zip(tmp_path / "a.zip", german, english)) == (rows, faults)
@@ -121,11 +121,11 @@ def test_one_side_ends_before_the_other(tmp_path):
   release = _zip(tmp_path / "a.zip", b"a\nb\nc\n", b"x\ny\n")
   assert _read(release) == ([(1, "a", "x"), (2, "b", "y")], [("a.zip/X.de-en.en:2", why)])
   release = _zip(tmp_path / "c.zip", b"", b"")
-  assert _read(release) == ([], [("c.zip", "holds no pair of the two languages")])
+  assert _read(release) == ([], [("c.zip", "contains no pair in the two languages")])
 
 
 def test_damaged_archives_are_reported(tmp_path):
-  damaged = "no zip archive, or a damaged one; download it again"
+  damaged = "not a zip archive, or damaged; download it again"
   members = {"X.de-en.de": b"a\nb\n", "X.de-en.en": b"xx\nyy\n"}
   uncompressed = io.BytesIO()
   with zipfile.ZipFile(uncompressed, "w") as archive:
@@ -135,7 +135,7 @@ def test_damaged_archives_are_reported(tmp_path):
     uncompressed.getvalue().replace(b"xx\nyy", b"xx\nzy"): damaged,  # Its checksum shows it.
     b"<html>not found</html>": damaged,
     opus_tree.zipped(members)[:-30]: damaged,
-    opus_tree.zipped({"X.de-en.de": b"a\n"}): "0 members end with .en; it needs one",
+    opus_tree.zipped({"X.de-en.de": b"a\n"}): "0 members end with .en; exactly one must",
     opus_tree.zipped(
       {**members, "Y.de-en.de": b"a\n", "Y.de-en.en": b"b\n"}
     ): "2 members end with .de",

@@ -112,9 +112,9 @@ def open_index(folder):
 
 
 def test_an_index_of_other_vectors_is_refused(folder, vectors_ND):
-  with pytest.raises(errors.InputError, match="is an index of other vectors than the array"):
+  with pytest.raises(errors.InputError, match="not built from the current vectors in the array"):
     faiss_index.open_index(folder / "index", vectors_ND + 1)
-  with pytest.raises(errors.InputError, match=r"index of other vectors than .*vectors, or of an e"):
+  with pytest.raises(errors.InputError, match=r"not built from the current vectors in .*vectors;"):
     faiss_index.open_index(folder / "vectors", folder / "vectors")
   with pytest.raises(errors.InputError, match=r"no job\.json; give a folder that `vmsst index`"):
     faiss_index.open_index(folder, folder / "vectors")
@@ -127,13 +127,13 @@ def test_damage_is_found_before_faiss_reads_a_file(folder, monkeypatch):
   monkeypatch.setattr(faiss_index, "read", lambda *args, **options: 1 / 0)
   for damaged in (content, content[:-1]):
     path.write_bytes(damaged)
-    with pytest.raises(errors.InputError, match=r"index\.faiss: damaged: .*delete the folder"):
+    with pytest.raises(errors.InputError, match=r"index\.faiss is damaged: .*delete the folder"):
       open_index(folder)
 
 
 def test_broken_requests_are_errors(vectors_ND):
   for factory, message in (
-    ("HNSW32", "not supported: give one such as OPQ64"),
+    ("HNSW32", "not supported; give a string such as OPQ64"),
     ("IVF8,PQ3", "does not suit vectors of width 8"),
     ("IVF1000,Flat", "cannot be trained on 900 vectors; give fewer lists"),
   ):

@@ -43,7 +43,7 @@ def test_damaged_and_missing_files_are_named(tmp_path, name):
   content = path.read_bytes()
   for damaged in (content[:-5], b"x" + content[1:]):
     path.write_bytes(damaged)
-    with pytest.raises(errors.InputError, match=f"{name}: damaged"):
+    with pytest.raises(errors.InputError, match=f"{name} is damaged"):
       vector_store.open_vectors(tmp_path)
   path.unlink()
   with pytest.raises(

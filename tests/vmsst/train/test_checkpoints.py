@@ -78,7 +78,7 @@ ADAM = {"optimizer_def": optimizers.OptaxWrapper(optax.adam(0.1))}
   [
     (ADAM, None, r"lacks state/param_states/.*fallback_to_scratch=True"),
     ({}, [("target/tabel", None)], "'target/tabel' matches no array of the model"),
-    ({}, [("target/table", "target/tabel")], "lacks target/tabel; it has"),
+    ({}, [("target/table", "target/tabel")], "lacks target/tabel; the checkpoint has"),
   ],
 )
 def test_errors_name_arrays_that_do_not_match(run_folder, model, rules, message):

@@ -130,10 +130,10 @@ def test_a_run_that_starts_later_takes_over_a_folder_in_a_store(monkeypatch):
     check_first()
     with model_dir.open_folder("MODEL_DIR", "gs://bucket/run", claim=True) as check_second:
       check_second()
-      with pytest.raises(InputError, match="gs://bucket/run now belongs to another run"):
+      with pytest.raises(InputError, match="started later now uses gs://bucket/run"):
         check_first()
     storage.remove("gs://bucket/run/run_id")
-    with pytest.raises(InputError, match="another run"):
+    with pytest.raises(InputError, match="a run that started later"):
       check_second()
 
 

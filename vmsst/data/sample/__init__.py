@@ -1,8 +1,8 @@
 """A small parallel corpus in eight languages that ships with the package.
 
-Every sentence says who does what, where and when. A number stands for the same meaning in every
-language. The validation split combines subjects, predicates, places and times that training never
-combines. Nothing here imports TensorFlow.
+Every sentence says who does what, where and when. A given number refers to the same meaning in
+every language. Each validation sentence combines a predicate with a subject, a place and a time
+that never occur with this predicate in training. Nothing here imports TensorFlow.
 """
 
 import dataclasses
@@ -16,19 +16,20 @@ import numpy as np
 
 from vmsst import errors, languages
 
-_PHRASES = json.loads(  # by language; the names of phrases are the same in all, in the same order
+_PHRASES = json.loads(  # by language; all languages list the same phrase names in the same order
   pathlib.Path(__file__).with_name("phrases.json").read_text(encoding="utf-8")
 )
 LANGUAGES = tuple(_PHRASES)
 SPLITS = ("train", "validation")
-# One in this many fillers of each slot is held out.
+# For each predicate, one in this many subjects, places and times is held out for validation.
 _SUBJECT_FOLDS = 4
 _PLACE_FOLDS = 5
 _TIME_FOLDS = 4
 _SEED = 20
 FRAMES = ("present", "past", "want")
-# Agreement of each subject: f, m (third person singular), pl (third person plural), we.
-# The order mixes the agreements, because the validation split holds out every fourth subject.
+# Verb agreement of each subject: f or m (third person singular), pl (third person plural) or we.
+# Subjects with different agreement alternate, so that every fourth subject, held out for
+# validation, is not always of the same kind.
 AGREEMENT: Mapping[str, str] = {
   "sister": "f",
   "brother": "m",
@@ -60,7 +61,7 @@ TIMES = {frame: _TIMES[_PER_FRAME * i : _PER_FRAME * (i + 1)] for i, frame in en
 
 
 class Meaning(NamedTuple):
-  """What a sentence says: one name for each slot above."""
+  """The meaning of a sentence, with one name for each slot."""
 
   frame: str
   subject: str
@@ -71,18 +72,20 @@ class Meaning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phrasebook:
-  """The words of one language and their order, as in `phrases.json`.
+  """The vocabulary and word order of one language, as in `phrases.json`.
 
   Attributes:
-    about: Notes for editors of the file.
-    subjects: Noun phrase of each subject; empty if the verb form alone says it.
-    forms: Names of the forms in a row of `predicates`.
-    predicates: A row for each predicate: its forms, separated by blanks ("-" is an empty form),
-      then, if the object is a word of its own, " / " and the object.
-    places: Adverbial of each place.
-    times: Adverbial of each time, all frames together.
-    verbs: Per frame, the finite verb of each agreement, a template over `forms`.
-    order: Per frame, a template over subject, verb, object, place, time and `forms`.
+    about: Notes for people who edit `phrases.json`.
+    subjects: Noun phrase for each subject, or empty if the verb form alone expresses it.
+    forms: Names of the forms in each row of `predicates`.
+    predicates: A row for each predicate: its forms, separated by spaces ("-" is an empty form). If
+      the object is a separate word, " / " and the object follow.
+    places: Adverbial for each place.
+    times: Adverbial for each time, for all frames together.
+    verbs: For each frame and agreement, a template for the finite verb, with placeholders for
+      `forms`.
+    order: For each frame, a sentence template, with placeholders for subject, verb, object, place,
+      time and `forms`.
     blank: Separator between words.
     stop: Punctuation mark at the end of a sentence.
   """
@@ -99,12 +102,12 @@ class Phrasebook:
   stop: str = "."
 
   def sentence(self, meaning: Meaning) -> str:
-    """Returns the sentence for `meaning`."""
+    """Returns the sentence that expresses `meaning`."""
     text = self.blank.join(self.words(meaning))
     return text[0].upper() + text[1:] + self.stop
 
   def words(self, meaning: Meaning) -> list[str]:
-    """Returns the words of that sentence, or its phrases in a language written without blanks."""
+    """Returns the words of the sentence, or phrases if the language is written without spaces."""
     forms = self._rows[meaning.predicate]
     text = self.order[meaning.frame].format(
       subject=self.subjects[meaning.subject],
@@ -117,7 +120,7 @@ class Phrasebook:
 
   @functools.cached_property
   def _rows(self) -> dict[str, dict[str, str]]:
-    """Forms of every predicate by name, including the object."""
+    """Forms of each predicate by form name, including the object."""
     rows = {}
     for predicate, row in self.predicates.items():
       forms, _, obj = row.partition(" / ")
@@ -128,12 +131,12 @@ class Phrasebook:
 
 @functools.cache
 def phrasebook(language: str) -> Phrasebook:
-  """Returns the phrases of a language; KeyError if the sample has no such language."""
+  """Returns the phrasebook of a language. Raises KeyError if the sample lacks the language."""
   return Phrasebook(**_PHRASES[language])
 
 
 def sentence(meaning: int, language: str, split: str = "train") -> str:
-  """Returns the sentence in a language with the meaning of a number.
+  """Returns the sentence in `language` that expresses the meaning with this number.
 
   Raises:
     InputError: the sample has no such split.
@@ -143,10 +146,10 @@ def sentence(meaning: int, language: str, split: str = "train") -> str:
 
 
 def other_codes(codes: Sequence[str] | None = None) -> list[str]:
-  """Returns the corpus's codes of languages other than English.
+  """Returns the codes that the corpus uses for languages other than English.
 
   Args:
-    codes: Codes of the languages, of any standard (default: all).
+    codes: Codes of the languages, in any standard (default: all languages).
 
   Raises:
     InputError: a language is not in the corpus.
@@ -158,18 +161,18 @@ def other_codes(codes: Sequence[str] | None = None) -> list[str]:
   for language in selection:
     if language not in codes_by_language:
       raise errors.InputError(
-        f"the sample corpus has no {language.name}; choose English or "
+        f"the sample corpus does not include {language.name}; choose English or "
         f"{', '.join(language.name for language in codes_by_language)}"
       )
   return [codes_by_language[language] for language in selection]
 
 
 def load_sample(split: str = "train", count: int | None = None) -> dict[str, list[str]]:
-  """Returns the sample corpus: by language code, sentences in parallel order.
+  """Returns the sample corpus, a list of sentences for each language code, all in the same order.
 
   Args:
     split: "train" or "validation".
-    count: Number of sentences of each language (default: the whole split).
+    count: Number of sentences per language (default: the whole split).
 
   Raises:
     InputError: the sample has no such split.
@@ -185,13 +188,13 @@ def num_meanings(split: str) -> int:
 
 
 def slots(meaning: int, split: str = "train") -> Meaning:
-  """Returns the meaning of that number; the order of meanings is pseudo-random and fixed.
+  """Returns the meaning with this number. Meanings are numbered in a fixed pseudo-random order.
 
   Raises:
     IndexError: the split has no meaning of that number.
   """
   num_subjects, num_places, num_times = _choices(split)
-  # The digits of the number, in a mixed radix, are the choices for the slots.
+  # The mixed-radix digits of the index select the filler for each slot.
   index = int(_order(num_meanings(split))[meaning])
   index, frame = divmod(index, len(FRAMES))
   index, time = divmod(index, num_times)
@@ -212,7 +215,7 @@ def slots(meaning: int, split: str = "train") -> Meaning:
 
 
 def _choices(split: str) -> tuple[int, int, int]:
-  """Returns the counts of subjects, places and times per predicate, equal for all predicates."""
+  """Returns how many subjects, places and times each predicate combines with in a split."""
   return (
     len(_allowed_fillers(len(SUBJECTS), _SUBJECT_FOLDS, 0, split)),
     len(_allowed_fillers(len(PLACES), _PLACE_FOLDS, 0, split)),
@@ -222,7 +225,7 @@ def _choices(split: str) -> tuple[int, int, int]:
 
 @functools.cache
 def _allowed_fillers(count: int, folds: int, predicate: int, split: str) -> tuple[int, ...]:
-  """Returns the indices of the fillers that a predicate takes in a split, out of `count`."""
+  """Returns the fillers, as indices below `count`, that a predicate combines with in a split."""
   errors.check_choice("split", split, SPLITS)
   held_out = split == "validation"
   return tuple(i for i in range(count) if ((i + predicate) % folds == 0) == held_out)
@@ -230,14 +233,14 @@ def _allowed_fillers(count: int, folds: int, predicate: int, split: str) -> tupl
 
 @functools.cache
 def _order(total: int) -> np.ndarray:
-  """Returns a fixed permutation, [total]; NumPy guarantees that RandomState keeps its stream."""
+  """Returns a fixed permutation. RandomState gives the same result in every NumPy version."""
   return np.random.RandomState(_SEED).permutation(total)
 
 
 def vocabulary_path() -> str:
   """Returns the path of the shipped SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown).
 
-  It is BPE with byte fallback, trained on the first 10,000 training meanings in every language. The
-  unigram algorithm would cut most words of so small a corpus into fragments.
+  The model is BPE with byte fallback, trained on the first 10,000 training meanings in every
+  language. With such a small corpus, the unigram algorithm would cut most words into fragments.
   """
   return str(pathlib.Path(__file__).with_name("vocabulary.model"))
