@@ -41,15 +41,15 @@ def embed(
   encoding: Batches,
   workers: GpuWorkers,
 ) -> None:
-  """Embed text files: write one vector per line.
+  """Embed text files, with one vector per line.
 
   Args:
     file: One or more UTF-8 text files with one sentence per line, plain or gzipped, read in order.
       - is standard input.
     out: Output folder for the vectors, one per line. Empty lines get vectors too.
-    field: Column in TSV files, counted from 1, or key in JSON Lines (default: column 1 of .tsv files, or
-      column 2 if column 1 contains numbers; the key "text" in .jsonl files; otherwise the whole
-      line).
+    field: Column in TSV files, counted from 1, or key in JSON Lines (default: column 1 of .tsv
+      files, or column 2 if column 1 contains numbers; the key "text" in .jsonl files; otherwise the
+      whole line).
     language: Language of the text, for encoders that require it.
     dtype: Data type of the vectors in the folder.
     dimensions: Store only the first N dimensions (default: all).
@@ -94,7 +94,7 @@ def score(
   Args:
     target: Text file aligned with SOURCE line by line (default: SOURCE contains both texts).
     output: Output file, one line per pair (default: standard output).
-    by: cosine compares the vectors. likelihood needs a run with a decoder, and writes three
+    by: cosine compares the vectors; likelihood needs a run with a decoder, and writes three
       log-likelihoods: the mean of both directions, TARGET given SOURCE, and SOURCE given TARGET.
     per_token: Divide log-likelihoods by the number of tokens (default: sum over tokens).
     fields: Columns that contain source and target in TSV files, counted from 1, or keys in JSON
@@ -230,7 +230,7 @@ def mine(
       )
   elif not vectors and not all(map(storage.names, folders)):
     raise errors.InputError(
-      "SOURCE and TARGET have no vectors; give --encoder to compute vectors, or --vectors"
+      "SOURCE and TARGET have no vectors; give --encoder to compute them, or --vectors"
     )
   texts = vector_store.open_text(source, folders[0]), vector_store.open_text(target, folders[1])
   indexes = [
