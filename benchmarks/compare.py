@@ -461,7 +461,7 @@ def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
     names = sorted(x for x in {*before, *settings} if before.get(x) != settings.get(x))
     changes = "; ".join(f"{x} was {before.get(x)}, is {settings.get(x)}" for x in names[:5])
     raise errors.InputError(
-      f"{run} has other settings ({len(names)} differ): {changes}; choose another "
+      f"{run} has different settings ({len(names)} differ): {changes}; choose another "
       "--output_dir or delete that folder"
     )
 
@@ -655,7 +655,7 @@ def main() -> None:
   parser.add_argument("comparison", choices=COMPARISONS, help="table to write")
   parser.add_argument("--data_root", required=True, help="data folder")
   what = parser.add_mutually_exclusive_group(required=True)
-  what.add_argument("--output_dir", help="output folder of runs and tables")
+  what.add_argument("--output_dir", help="output folder for runs and tables")
   what.add_argument("--evaluate", metavar="RUN", help="only evaluate this run")
   parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
   parser.add_argument("--rows", nargs="+", help="rows to train (default: all)")

@@ -240,7 +240,7 @@ def test_errors_of_commands_on_texts_are_one_line(sides, tmp_path, capsys, monke
   pipe, _ = os.pipe()
   for command, message in (
     ("mine x.txt y.txt out.tsv", "give --encoder to compute them, or --vectors"),
-    ("mine x.txt y.txt o --vectors v v", "text than y.txt with 28 lines"),
+    ("mine x.txt y.txt o --vectors v v", "do not match the current text in y.txt (28 lines)"),
     ("embed a x.txt t.tsv o", "texts in different fields; give --field"),
     ("embed a x.txt o --engine local --ray-address x:1", "--ray-address does not apply"),
     ("score a x.txt y.txt", "x.txt has 24 lines and"),
