@@ -243,7 +243,7 @@ def test_errors_of_commands_on_texts_are_one_line(sides, tmp_path, capsys, monke
     ("mine x.txt y.txt o --vectors v v", "do not match the current text in y.txt (28 lines)"),
     ("embed a x.txt t.tsv o", "texts in different fields; give --field"),
     ("embed a x.txt o --engine local --ray-address x:1", "--ray-address does not apply"),
-    ("score a x.txt y.txt", "x.txt has 24 lines and"),
+    ("score a x.txt y.txt", "x.txt has 24 lines but"),
     ("score a bad.jsonl", "bad.jsonl:2: not a JSON object with a string 'target'"),
     (f"embed a /dev/fd/{pipe} o", "not a file; give the path of a file"),
   ):
