@@ -34,7 +34,7 @@ _FORMATS = ("zip", "tmx", "tsv")  # in order of preference
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-  """The file with one language pair from one version of a corpus.
+  """The file for one language pair in one version of a corpus.
 
   Attributes:
     corpus: Name in OPUS, such as "Europarl".
@@ -70,11 +70,11 @@ def order(first: Language, second: Language) -> tuple[Language, Language]:
 def scan(root: str) -> tuple[list[Release], list[Fault]]:
   """Returns the releases in `root`, sorted by name, and a fault for each file that was skipped.
 
-  If a language pair exists in several formats for the same corpus version, only the first of
-  archive, TMX and TSV is used. Files that do not look like OPUS releases are ignored.
+  If a language pair exists in several formats for the same corpus version, only one file is used:
+  preferably an archive, then TMX, then TSV. Files that do not look like OPUS releases are ignored.
 
   Raises:
-    InputError: there is no release in `root`.
+    InputError: If `root` contains no release.
   """
   candidates: list[Release] = []
   faults: list[Fault] = []
@@ -122,7 +122,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
   empty = True
   for item in items:
     empty = False
-    if isinstance(item, Row):  # drop further columns
+    if isinstance(item, Row):  # Drop further columns.
       item = Row(item.number, item.texts[1::-1] if swapped else item.texts[:2])
     yield item
   if empty:

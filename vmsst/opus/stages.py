@@ -1,6 +1,6 @@
 """The stages of a dataset build: clean releases, merge buckets, and write shards.
 
-Each stage is a function that writes one file and returns facts about it for the data card.
+Each stage is a function that writes one file and returns statistics for the data card.
 
 The intermediate files are Parquet files with checksums, which are verified on reading. The stage
 `clean` assigns each row to a bucket by its key. In its output files, row group i belongs to the
@@ -206,8 +206,8 @@ def merge(
   rows = pa.concat_tables([table.replace_schema_metadata() for table in tables])
   keys_N = rows["key"].to_numpy()
   texts = rows.select(["source", "target"])
-  # For each key, np.unique returns the index of the first row; all later rows with the same key are
-  # repeated. A repeated row is a duplicate if its texts equal the texts of the first row.
+  # For each key, np.unique returns the index of the first row with this key. All later rows with
+  # the key are repeats. A repeat is a duplicate if its texts are the same as the first row's texts.
   # Otherwise, it is a near duplicate, which differs in case, punctuation or spaces.
   _, first_K, group_N = np.unique(keys_N, return_index=True, return_inverse=True)
   first_N = first_K[group_N]
@@ -278,8 +278,8 @@ def write(
     path: Output file, in the format of `dataset_shards`.
     merged: Files of the merged buckets.
     names: Corpus names, in the order of the tags.
-    bounds: Ranks to select.
-    languages: Codes of the source and target languages.
+    bounds: Range of ranks to select from each corpus.
+    languages: Source and target language codes.
 
   Returns:
     The number of rows, and the total size of the records in bytes.
