@@ -39,7 +39,7 @@ READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
 BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)
 """Maximum length of each length class."""
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
-_SLOT = "slot"  # column with the position of each row in its chunk
+_SLOT = "slot"  # Column with the position of each row in its chunk
 _PATTERN = 1 << 20  # Number of rows after which the mixing pattern repeats.
 
 
@@ -122,7 +122,7 @@ def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-  """A table of texts and the tokenizer for its rows.
+  """A text table and the tokenizer for its rows.
 
   Attributes:
     name: Name to show in messages.
@@ -158,10 +158,11 @@ def read_rows(
   num_epochs: int | None = None,
   reading: grain.ReadOptions = READING,
 ) -> grain.IterDataset:
-  """Reads one shard of the tables. Each element has about `CHUNK` rows, as columns [N, ...].
+  """Reads one shard of the tables. Each element contains about `CHUNK` rows, as columns [N, ...].
 
-  Each epoch of a table is shuffled in a new order, which depends only on the seed and the shard.
-  The iterator state is a single number, so an interrupted run resumes at exactly the same row.
+  A table is shuffled in a new order in each epoch. The orders depend only on the seed and the
+  shard. The iterator state is a single number, so an interrupted run resumes at exactly the same
+  row.
 
   Args:
     texts: The tables. All tables must use the same tokenizer.
@@ -274,8 +275,8 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
 class _Stream:
   """One host's share of a table's rows over all epochs: every `step`-th row, starting at `first`.
 
-  In each epoch, rows are shuffled anew within windows of neighboring rows. The windows themselves
-  stay in order.
+  In each epoch, rows are reshuffled within windows of neighboring rows. The order of the windows
+  does not change.
 
   Attributes:
     table: The table.
@@ -314,7 +315,7 @@ def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray:
 
 
 def _join(tables_columns: Sequence[tables.Columns]) -> dict[str, Any]:
-  """Concatenates the rows of several tables."""
+  """Concatenates rows from several tables."""
   return {
     name: np.concatenate([columns[name] for columns in tables_columns])
     if isinstance(tables_columns[0][name], np.ndarray)
@@ -324,7 +325,7 @@ def _join(tables_columns: Sequence[tables.Columns]) -> dict[str, Any]:
 
 
 class BatchIterator(dataset_iterator.DatasetIterator):
-  """Iterates over the batches of a Grain dataset. Compatible with upstream T5X.
+  """Iterates over the batches in a Grain dataset. Compatible with upstream T5X.
 
   Args:
     dataset: The dataset.
@@ -398,7 +399,7 @@ def batched(
   Args:
     rows: Datasets whose elements are groups of rows, as columns [N, ...].
     rates: Relative sampling rate of each dataset.
-    spec: Shape and dtype of each column of one row.
+    spec: Shape and dtype of each column in one row.
     size: Rows per batch.
     shard: Index of this shard, and the number of shards.
     seed: See `length_batches`.
@@ -431,7 +432,8 @@ def length_batches(
       `inputs` and optionally `targets` and `negatives`. Id 0 is padding.
     size: Rows per batch.
     longest: Maximum length of `inputs` and `targets`.
-    seed: Seed for shuffling the batches of each group, or None to put the shortest batches first.
+    seed: Seed for shuffling the batches within each group, or None to put the shortest batches
+      first.
     boundaries: Maximum length of each length class, ascending. `longest` is appended.
   """
   bounds = [*(bound for bound in boundaries if bound < longest), longest]

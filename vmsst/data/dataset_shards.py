@@ -32,7 +32,7 @@ def language_codes(path: str) -> tuple[str, str] | None:
 
 
 class Records:
-  """The records of a TFRecord file, with random access.
+  """The records in a TFRecord file, with random access.
 
   A file in an object store is copied to the local disk, once per process.
 
@@ -65,7 +65,7 @@ class Records:
     return len(self._starts)
 
   def pair(self, number: int) -> tuple[str, str]:
-    """Returns the source and target texts of an example.
+    """Returns the source and target texts in an example.
 
     Raises:
       InputError: If the record is damaged or was not written by `vmsst data build`.
@@ -74,7 +74,7 @@ class Records:
     return texts["source"], texts["target"]
 
   def texts(self, number: int, names: Sequence[str] = FEATURES) -> dict[str, str]:
-    """Returns the texts of an example by feature name.
+    """Returns the texts in an example, by feature name.
 
     Raises:
       InputError: If the record is damaged or was not written by `vmsst data build`.
@@ -100,8 +100,8 @@ class Examples:
   """Serializes tf.train.Example messages for one language pair.
 
   Args:
-    source_language: Code of the first side.
-    target_language: Code of the second side.
+    source_language: Language code of the source texts.
+    target_language: Language code of the target texts.
   """
 
   def __init__(self, source_language: str, target_language: str):

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Row(NamedTuple):
-  """The texts of one pair.
+  """The texts in one pair.
 
   Attributes:
     number: Line number, starting at 1. In TMX, the position of the `<tu>` in the file.
@@ -95,7 +95,7 @@ def parse(
   pair: tuple[Language, Language],
   fields: Sequence[str] | None = None,
 ) -> Iterator[Row | Fault]:
-  """Yields the rows of a bitext in any supported format.
+  """Yields the rows in a bitext of any supported format.
 
   Args:
     kind: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
@@ -122,7 +122,7 @@ def parse(
 
 
 def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] | Fault]:
-  """Yields the number, location and text of each line, or a fault if the line cannot be read."""
+  """For each line, yields the number, location and text, or a fault if reading the line fails."""
   number = 0
   try:
     for number, line in enumerate(archives.lines(chunks), 1):
@@ -133,10 +133,10 @@ def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] 
 
 
 def parse_moses(files: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
-  """Yields the rows of two aligned files, in which lines with the same number are translations.
+  """Yields rows from two aligned files, in which lines with the same number are translations.
 
   Args:
-    files: Name and content of each file.
+    files: The name and the content of each file.
   """
   for number, pair in enumerate(itertools.zip_longest(*(_lines(*text) for text in files)), 1):
     if None in pair:
@@ -151,7 +151,7 @@ def parse_moses(files: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | 
 
 
 def parse_tsv(path: str) -> Iterator[Row | Fault]:
-  """Yields the rows of a TSV file: source TAB target, optionally followed by further columns.
+  """Yields rows from a TSV file with source TAB target, optionally followed by further columns.
 
   If the first line is a header, such as "anchor TAB positive TAB score", all following lines are
   parsed as records (see `record_rows`). A file without a header may have a score column before the
@@ -183,7 +183,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
 
 
 def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
-  """Yields the number, location and value of each JSONL line, or a fault if it cannot be parsed."""
+  """For each JSONL line, yields the number, location and value, or a fault if parsing fails."""
   for item in _lines(path, archives.file_chunks(path)):
     if isinstance(item, Fault):
       yield item
@@ -258,7 +258,7 @@ def record_rows(
 
 
 def _field_names(record: Mapping[str, Any], pair: tuple[Language, Language]) -> Sequence[str]:
-  """Returns the names of the text fields of a record."""
+  """Returns the names of a record's text fields."""
   names = [
     name
     for name, x in record.items()
@@ -275,9 +275,8 @@ def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | F
   """Yields a row for each TMX unit (`<tu>`) that contains at least one of the two languages.
 
   Whitespace in texts is collapsed to single spaces, and a missing side becomes "". Units are parsed
-  independently, so an ill-formed unit does not affect the rest of the file. Document type
-  definitions are not read, so a unit is a fault if it contains an entity that XML itself does not
-  define.
+  independently, so a malformed unit does not affect the rest of the file. Document type definitions
+  are not read, so a unit is a fault if it contains an entity that XML itself does not define.
   """
   line, number, buffer = 1, 0, ""
   try:

@@ -16,7 +16,7 @@ def as_list(texts: Texts) -> list[str]:
 
   Args:
     texts: Strings in any ordered iterable, an open text file with one text per line, or a
-      `pathlib.Path` of a UTF-8 file, plain or gzipped, with one text per line.
+      `pathlib.Path` to a UTF-8 file, plain or gzipped, with one text per line.
 
   Raises:
     TypeError: If an item is not a string (for example None, NaN or bytes), or `check` rejects the
@@ -54,7 +54,7 @@ def check(texts: Iterable[str]) -> None:
 
 
 def languages(value: Any, count: int) -> list[str]:
-  """Returns the language code of each of `count` sentences.
+  """Returns one language code for each of `count` sentences.
 
   Args:
     value: One code for all sentences, or a list with one code for each sentence.

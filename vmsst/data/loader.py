@@ -52,7 +52,7 @@ def get_batches(
       sorted by the length class of their longest sentence (see `boundaries`) and then split into
       batches. With `cfg.shuffle`, these batches are shuffled, in the same order on all hosts.
     one_language_pair: Whether all rows in a batch come from the same task of the mixture. In this
-      package, each task has one language pair. The task of each batch is sampled at the mixing
+      package, each task has one language pair. The task for each batch is sampled at the mixing
       rates.
     boundaries: Maximum length of each length class, ascending. The longest feature length is
       appended.
@@ -89,7 +89,7 @@ def get_batches(
   def load(
     source: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
   ) -> tuple[grain.IterDataset, Spec]:
-    """Returns the rows of a task or mixture, and the shape and dtype of each column."""
+    """Returns the rows in a task or mixture, and the shape and dtype of each column."""
     tasks = [task for task in seqio.get_subtasks(source) if cfg.split in task.splits]
     # Grain reads text tasks that share a tokenizer, without TensorFlow.
     are_texts = tasks and all(
@@ -161,8 +161,8 @@ def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
 class _TensorFlowDataset(grain.IterDataset):
   """A tf.data dataset whose iterator state is the number of elements read.
 
-  The state must be set before the first element is read, because tf.data reshuffles in each
-  iteration.
+  The state must be set before the first element is read, because tf.data reshuffles the elements in
+  each iteration.
   """
 
   def __init__(self, dataset: tf.data.Dataset):
@@ -230,7 +230,7 @@ def epoch_steps(
 ) -> int:
   """Converts epochs to training steps. In gin: `TRAIN_STEPS = @loader.epoch_steps()`.
 
-  An epoch counts every pair of the mixture, even pairs that are later dropped because of their
+  An epoch counts every pair in the mixture, including pairs that are later dropped because of their
   length.
 
   Args:

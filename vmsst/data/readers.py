@@ -42,7 +42,8 @@ class BitextFile:
     format: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
     source: Language of the source side.
     target: Language of the target side.
-    fields: Names of the two text fields in a JSONL file, unless the names are language codes.
+    fields: Names of the two text fields in a JSONL file, unless the fields are named by language
+      codes.
   """
 
   paths: tuple[str, ...]
@@ -89,9 +90,10 @@ def find_bitext(
 
   Args:
     patterns: Files or shell patterns. For a Moses pair, one of the two files is enough.
-    languages: Codes of the source and target languages. If omitted, they are read from the file
-      names (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` next to `train.en`).
-    fields: Names of the source and target fields in JSONL files, unless they are language codes.
+    languages: Source and target language codes. If omitted, the codes are read from the file names
+      (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` next to `train.en`).
+    fields: Names of the source and target fields in JSONL files, unless the fields are named by
+      language codes.
 
   Raises:
     InputError: If no file matches a pattern, a file name does not show the format or the languages,

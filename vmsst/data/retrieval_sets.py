@@ -51,8 +51,8 @@ def read(folder: str | os.PathLike[str]) -> RetrievalSet:
   """Reads a retrieval set in BEIR's file layout.
 
   Args:
-    folder: Folder with three files. `corpus.jsonl` has the fields `_id`, `title` and `text`.
-      `queries.jsonl` has the fields `_id` and `text`. The judgments are read from the first of
+    folder: Folder with three files. `corpus.jsonl` contains the fields `_id`, `title` and `text`.
+      `queries.jsonl` contains the fields `_id` and `text`. The judgments are read from the first of
       `qrels/dev.tsv`, `qrels/validation.tsv` and `qrels/test.tsv` that exists. This file has a
       header, then lines in the format query id TAB document id TAB grade. Queries without judgments
       are dropped.

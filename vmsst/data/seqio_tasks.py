@@ -1,8 +1,8 @@
 """SeqIO tasks for text tables, their features, and mixtures of language pairs.
 
 A task consists of text tables, a vocabulary and features. `TextTask.get_dataset` passes the rows
-from `batches.read_rows` to SeqIO and T5X. `BitextFeatureConverter` pads these rows to the input
-lengths of a sentence encoder, in training and evaluation.
+from `batches.read_rows` to SeqIO and T5X. `BitextFeatureConverter` pads these rows to a sentence
+encoder's input lengths, in training and evaluation.
 """
 
 import copy
@@ -115,7 +115,8 @@ class TextTask(seqio.Task):
   ) -> tf.data.Dataset:
     """Returns the rows from `read_rows` as a tf.data dataset, padded to the requested lengths.
 
-    If `sequence_length` is set, each of `EXTRA_FEATURES` is included only if it has a length there.
+    If `sequence_length` is set, it must contain a length for each of the `EXTRA_FEATURES` to
+    include.
 
     Raises:
       InputError: see `check_texts`.
@@ -213,7 +214,7 @@ def pair_features(
   negatives: int = 0,
   teacher: bool = False,
 ) -> Mapping[str, seqio.Feature]:
-  """Returns the SeqIO features of a pair: two texts, two language ids, and any extra features.
+  """Returns a pair's SeqIO features: two texts, two language ids, and any extra features.
 
   Args:
     vocabulary: Tokenizes the texts.
@@ -268,7 +269,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   """Pads every feature to its length. Model features have the same names as task features.
 
   The length of the matrix feature `negatives` is a tuple: the number of texts and the length of
-  each text. The length of `teacher_inputs` and `teacher_targets` is the dimension of the vectors.
+  each text. The length of `teacher_inputs` and `teacher_targets` is the vectors' dimension.
 
   Each call converts only the features in its `task_feature_lengths`. Single texts are therefore
   supported, too. For example, evaluation passes only `inputs`.
@@ -334,7 +335,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
 
 
 def weight_power(weighting: str, temperature: float | None) -> float:
-  """Returns the exponent that converts the size of a language pair to its sampling weight.
+  """Returns the exponent that converts a language pair's size to its sampling weight.
 
   Args:
     weighting: One of WEIGHTINGS; see `files`.
@@ -377,7 +378,7 @@ def add(
   """Registers a mixture and its tasks unless they already exist, and returns the mixture's name.
 
   Args:
-    name: Name of the mixture. Its tasks are named `NAME_deu_eng` and so on.
+    name: Name for the mixture. The tasks are named `NAME_deu_eng` and so on.
     sources: The tables for each language pair.
     output_features: The features of the tasks.
     vocabulary: Tokenizes the texts.
@@ -403,7 +404,7 @@ def add(
 
 
 def languages(mixture_or_task_name: Any) -> list[str] | None:
-  """Returns the codes of the languages in a mixture's training data, or None if they are unknown.
+  """Returns the language codes in a mixture's training data, or None if they are unknown.
 
   Args:
     mixture_or_task_name: As in T5X's `DatasetConfig`. Languages are known only for tasks from this

@@ -1,12 +1,12 @@
-"""Random access to the rows of one split of a task.
+"""Random access to the rows in one split of a task.
 
 Training reads rows in random order, so a table must be able to find any row quickly. `TextTable`
-copies texts from files in any format to a temporary file. `RecordTable` reads the files of a built
+copies texts from files in any format to a temporary file. `RecordTable` reads the files in a built
 dataset in place. Both classes memory-map their files, so texts do not have to fit in memory.
 
 For distillation, rows also contain vectors that a trained encoder, the teacher, computed in
 advance. For each bitext of N pairs, `vmsst data embed` writes one NumPy file, float32 [N, 2, S],
-with the source and target vectors of every line.
+with the source and target vectors for every line.
 """
 
 import abc
@@ -299,7 +299,7 @@ class VectorColumn:
     self._starts = np.cumsum([0, *map(len, arrays)])
 
   def __getitem__(self, number_B: np.ndarray) -> np.ndarray:
-    """Returns the vectors of the rows with the given indices, float32 [B, S]."""
+    """Returns the vectors for the rows with the given indices, float32 [B, S]."""
     line_B = number_B if self._line_N is None else self._line_N[number_B]
     array_B = np.searchsorted(self._starts, line_B, side="right") - 1
     vector_BS = np.empty([len(line_B), self._arrays[0].shape[2]], np.float32)

@@ -45,7 +45,7 @@ class TrainingSet:
       prompts.
     languages: Language codes of the two texts.
     negatives: Maximum number of hard negatives per pair (default: all).
-    objective: Loss for this set (default: the loss of the run).
+    objective: Loss for this set (default: the run's loss).
     weight: Sampling weight, relative to the weights of the other sets (default: the number of
       pairs).
   """
@@ -164,7 +164,7 @@ def open_set(
     rows = formats.require(formats.record_rows(records, pair))
   first = next(rows, None)
   if first is None:
-    raise errors.InputError(f"{name} has no pair of two texts; check that it is not empty")
+    raise errors.InputError(f"{name} has no pair of two texts; check that the data is not empty")
   names = first.names[:2] or ("", "")
   roles: Any = settings.roles or tuple(formats.ROLES.get(column.lower()) for column in names)
   by_role = prompts or {}
@@ -188,7 +188,7 @@ def open_set(
   columns = table.columns
   table.dropped = total - len(table)
   if not len(table):
-    raise errors.InputError(f"{name} has no pair of two texts; check that it is not empty")
+    raise errors.InputError(f"{name} has no pair of two texts; check that the data is not empty")
   for column, language in zip(tables.SIDES.values(), pair, strict=True):
     columns[column] = np.broadcast_to(np.int32(language.index), [len(table), 1])
   width_N = np.fromiter(map(len, scores), int, len(scores))
@@ -268,7 +268,7 @@ def get_batches(
   all zeros; `scores`, float32 [B, 1 + K]; and teacher vectors.
 
   Args:
-    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
+    cfg: A `DatasetConfig`. Only `batch_size` and `seed` are used.
     shard_id: Index of this process's shard of the rows.
     num_shards: Number of shards.
     converter: Not used.

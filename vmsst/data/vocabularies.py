@@ -203,7 +203,7 @@ class LaserVocabulary(SentencePieceVocabulary):
     return (*self.leading_ids, self._processor.eos_id())
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
-    """Returns the ids of each text, without an EOS token. A blank text has no ids, not even BOS.
+    """Returns the ids of each text, without an EOS token. A blank text gets no ids, not even BOS.
 
     Raises:
       InputError: If sacremoses, which normalizes punctuation, is not installed.
@@ -218,8 +218,8 @@ class LaserVocabulary(SentencePieceVocabulary):
     del language
     processor, leading, eos_id = self._processor, self.leading_ids, self.eos_id
     small = [small_letters(text) for text in word_splitting.normalize_punctuation(texts)]
-    # A piece of unknown text may contain spaces. The original implementation splits it at the
-    # spaces.
+    # A piece of unknown text may contain spaces. The original implementation splits the piece at
+    # the spaces.
     split = (" ".join(pieces).split() for pieces in processor.encode(small, out_type=str))
     ids = ([*leading, *processor.piece_to_id(pieces)] for pieces in split)
     return [cut_with_eos(text_ids, max_length, eos_id) for text_ids in ids]

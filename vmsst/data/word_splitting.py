@@ -5,7 +5,7 @@ tokenizer splits all other languages. Split text before you lowercase it, becaus
 tokenizer recognizes "Mr." as an abbreviation, but not "mr.". (The released EMS code splits first in
 training, but lowercases first when it embeds sentences.)
 
-jieba is used for simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer from
+jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer from
 `sacremoses` has abbreviation lists for some forty languages and uses the English list for all other
 languages. Apostrophes stay attached to a word in English, French and Italian. In other languages,
 they become separate words. Special characters are not escaped, so "&" stays "&". Juman++ is run as
@@ -61,7 +61,7 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     )
   if isinstance(language, (str, languages.Language)):
     language = [language] * len(texts)
-  # Group the texts by language, so that each splitter receives all of its texts at once.
+  # Group the texts by language, so that each splitter receives all its texts at once.
   indices_by_language: dict[languages.Language, list[int]] = {}
   language_row = functools.cache(languages.language)
   for index, (_, code) in enumerate(zip(texts, language, strict=True)):

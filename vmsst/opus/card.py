@@ -17,7 +17,7 @@ from vmsst.opus import releases as releases_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The results of a dataset build.
+  """Results from a dataset build.
 
   Attributes:
     recipe: The recipe.

@@ -41,7 +41,7 @@ has too few letters in the scripts of its language.
 
 # Number of alphabetic characters that one character in each script corresponds to.
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
-# Length difference, in characters, that is always allowed, as in "No." and "Certainly not.".
+# Length difference, in characters, that is always allowed, as between "No." and "Certainly not.".
 _SLACK = 20
 
 # Unicode blocks of letters and combining marks, by script.
@@ -94,9 +94,9 @@ _MIXED = {
   ("sat", "Olck"): ("Beng", "Deva"),
 }
 
-# Characters after which a zero-width joiner or non-joiner can change the spelling of a word. They
-# belong to Arabic and related scripts (with presentation forms), to scripts of India and its
-# neighbors, and to Mongolian.
+# Characters after which a zero-width joiner or non-joiner can change the spelling of a word. These
+# characters belong to Arabic and related scripts (with presentation forms), to scripts from India
+# and its neighbors, and to Mongolian.
 _JOINING = (
   "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c4f\ua800-\ua95f\ua980-\uaadf"
   "\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
@@ -280,9 +280,9 @@ def _has_share(text: str, scripts: tuple[str, ...], share: float) -> bool:
 
 
 class EvaluationSentences:
-  """The keys of evaluation sentences, with the evaluation sets that contain each sentence.
+  """Keys of evaluation sentences, with the names of the sets that contain each sentence.
 
-  Each sentence takes 16 bytes of memory. With 10 million evaluation sentences, about one in 2
+  Each sentence uses 16 bytes of memory. With 10 million evaluation sentences, about one in 2
   trillion unrelated texts has the same key as an evaluation sentence by chance.
 
   Attributes:
@@ -336,7 +336,7 @@ class EvaluationSentences:
 
   @property
   def digest(self) -> str:
-    """Hexadecimal hash of the sentences and the sets."""
+    """Hexadecimal hash of the keys and sets."""
     hashed = hashlib.sha256("\n".join(self.names).encode())
     for values in (self.keys_K, self.sets_K):
       hashed.update(values.astype("<u8").tobytes())

@@ -52,9 +52,10 @@ def clean(
 ) -> collections.Counter[str]:
   """Writes the pairs that pass all steps to a TSV file, normalized and in their original order.
 
-  Pairs are duplicates if they differ only in case, punctuation and spaces. Only the first duplicate
-  is kept. Detecting duplicates takes about 100 bytes of memory per pair. If a text's language is
-  undetermined or unsupported by the identifier, the text always passes language identification.
+  Pairs are duplicates if they differ only in case, punctuation and spaces. Only the first of
+  several duplicates is kept. Detecting duplicates takes about 100 bytes of memory per pair. If a
+  text's language is undetermined or unsupported by the identifier, the text always passes language
+  identification.
 
   Args:
     held_out: Sentences to remove, from `held_out_sentences`.

@@ -4,7 +4,7 @@ A recipe is a YAML file. The papers' recipes are in `recipe_files/`. Here is an 
 
     name: mine
     description: German and Turkish with English.
-    languages: [de, en, tr]         # any code of vmsst.languages; default: all
+    languages: [de, en, tr]         # any code in vmsst.languages; default: all
     scripts_as_one: [zh]            # simplified and traditional Chinese count as zh; default: none
     pivots: [en]                    # every pair contains a pivot; or `pairs: [de-en, en-tr]`
     corpora:
@@ -92,7 +92,8 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """How many pairs to use for validation, for each corpus and language pair.
 
   Attributes:
-    share: Fraction of the pairs that remain after the caps, rounded down to whole pairs.
+    share: Fraction of the pairs that remain after the caps are applied, rounded down to whole
+      pairs.
     at_most: Maximum number of pairs (default: no limit).
   """
 
@@ -106,10 +107,10 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """Defines the content of a dataset.
+  """Defines a dataset's content.
 
   Attributes:
-    name: Name of the TFDS configuration. May contain letters, digits and "_".
+    name: Name of the TFDS configuration. The name may contain letters, digits and "_".
     description: One or two sentences for the data card.
     corpora: The corpora, in order of precedence. A pair in several corpora is kept only in the
       first one.
@@ -119,8 +120,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     pivots: Use only language pairs with one of these languages; if empty, use all pairs.
     pairs: Language pairs to include; if empty, all pairs.
     targets: Maximum number of training pairs for each language, with all pivots together.
-    expected: Numbers of training pairs that a paper reports. Used only for comparison in the data
-      card.
+    expected: Numbers of training pairs that a paper reports. The numbers are used only for
+      comparison in the data card.
     validation: How many pairs to use for validation.
     cleaning: Rules for cleaning texts.
     seed: Seed for pseudo-random sampling.
@@ -178,7 +179,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     return "_".join(code[:3] if code[:3] in merged else code for code in codes)
 
   def order(self, corpus: str) -> int:
-    """Returns the position of a corpus in the recipe, for sorting by precedence."""
+    """Returns a corpus's position in the recipe, for sorting by precedence."""
     return [entry.name.casefold() for entry in self.corpora].index(corpus.casefold())
 
   @property
@@ -259,12 +260,11 @@ def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
   """Chooses which rows to sample from each corpus and language pair, and returns rank bounds.
 
-  A sample consists of the rows with the lowest ranks. Within a sample, the rows with the lowest
-  ranks are used for validation. Ranks are pseudo-random, so the sample is random, and the sample
-  for a smaller cap is a subset of the sample for a larger cap. A cell is one corpus for one
-  language pair. If a language still has more training pairs than its target after the caps are
-  applied, the language's largest cells are reduced to the same size, and its smaller cells are used
-  in full.
+  A sample consists of the rows with the lowest ranks. Within the sample, the lowest-ranked rows are
+  used for validation. Ranks are pseudo-random, so the sample is random, and the sample for a
+  smaller cap is a subset of the sample for a larger cap. A cell is one corpus for one language
+  pair. If a language still has more training pairs than its target after the caps are applied, the
+  language's largest cells are reduced to the same size, and its smaller cells are used in full.
 
   Args:
     recipe: Specifies the caps, the targets and the numbers of validation pairs.
@@ -352,7 +352,7 @@ def _normalize(kind: type, value: Any) -> Any:
       is_pair = kind is PairCounts or (kind is Counts and "-" in key)
       counts[_normalize(Pair if is_pair else Code, key)] = count
     return kind(counts)
-  if not isinstance(value, str):  # YAML parses "no", the code of Norwegian, as False.
+  if not isinstance(value, str):  # YAML parses "no", the code for Norwegian, as False.
     raise ValueError(f"{value!r} is not a string; put it in quotes")
   if kind is Code:
     return Code(readers.compact_code(languages.language(value)))

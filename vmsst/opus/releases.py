@@ -29,7 +29,7 @@ _NAME = re.compile(
   rf"(?P<first>{_CODE})-(?P<second>{_CODE})\.(?P<format>txt\.zip|tmx|tsv)(?:\.gz)?"
 )
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
-_FORMATS = ("zip", "tmx", "tsv")  # in order of preference
+_FORMATS = ("zip", "tmx", "tsv")  # In order of preference
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +101,7 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
 
 
 def read(release: Release) -> Iterator[Row | Fault]:
-  """Yields the rows of a release in file order, and a fault for each item that is skipped.
+  """Yields the rows in a release in file order, and a fault for each item that is skipped.
 
   A damaged file does not raise an error. It yields all rows that can be read, then a fault. Texts
   are unchanged, except that line ends are removed; a text may be empty. Memory use is limited even
@@ -114,7 +114,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
     if release.format == "zip":
       texts = _sides(archives.members(release.path), release.codes)
       items = formats.parse_moses([(str(text), archives.member_chunks(text)) for text in texts])
-    else:  # Texts are in file order. For TMX, they are in the order of `pair`.
+    else:  # TSV columns are in file order. TMX texts are in the order of `pair`.
       items = formats.parse(release.format, [release.path], release.pair)
   except archives.DamagedError as error:
     yield Fault(release.path, str(error))

@@ -72,7 +72,7 @@ class Meaning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phrasebook:
-  """The vocabulary and word order of one language, as in `phrases.json`.
+  """One language's vocabulary and word order, as read from `phrases.json`.
 
   Attributes:
     about: Notes for people who edit `phrases.json`.
@@ -132,7 +132,7 @@ class Phrasebook:
 
 @functools.cache
 def phrasebook(language: str) -> Phrasebook:
-  """Returns the phrasebook of a language. Raises KeyError if the sample lacks the language."""
+  """Returns a language's phrasebook. Raises KeyError if the sample lacks the language."""
   return Phrasebook(**_PHRASES[language])
 
 
@@ -140,7 +140,7 @@ def sentence(meaning: int, language: str, split: str = "train") -> str:
   """Returns the sentence in `language` that expresses the meaning with this number.
 
   Raises:
-    InputError: If the sample has no such split.
+    InputError: If `split` is not a split of the sample.
     IndexError: If the split has no meaning with that number.
   """
   return phrasebook(language).sentence(slots(meaning, split))
@@ -176,8 +176,8 @@ def load_sample(split: str = "train", count: int | None = None) -> dict[str, lis
     count: Number of sentences per language (default: the whole split).
 
   Raises:
-    InputError: If the sample has no such split.
-    IndexError: If the split has fewer sentences.
+    InputError: If `split` is not a split of the sample.
+    IndexError: If the split has fewer than `count` sentences.
   """
   numbers = range(num_meanings(split) if count is None else count)
   return {code: [sentence(x, code, split) for x in numbers] for code in LANGUAGES}
@@ -239,7 +239,7 @@ def _order(total: int) -> np.ndarray:
 
 
 def vocabulary_path() -> str:
-  """Returns the path of the shipped SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown).
+  """Returns the path of the included SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown).
 
   The model is BPE with byte fallback, trained on the first 10,000 training meanings in every
   language. With such a small corpus, the unigram algorithm would cut most words into fragments.
