@@ -1,6 +1,6 @@
-"""Registers SeqIO mixtures for your own bitext, built datasets and the sample corpus.
+"""Registers SeqIO mixtures for your own bitext, built OPUS datasets and the sample corpus.
 
-You call these functions in gin files. To train on your own files, write
+Call these functions in gin files. To train on your own files, write
 
     MIXTURE_OR_TASK_NAME = @bitext.files()
     bitext.files.patterns = ["/data/corpus/*.tsv.gz", "/data/moses/Europarl.de-en.de"]
@@ -50,23 +50,24 @@ def files(
   Args:
     patterns: Files or shell patterns. The formats are Moses pairs, TSV, TMX and JSONL, plain or
       gzipped.
-    vocabulary: Tokenizes sources and targets.
+    vocabulary: Vocabulary that tokenizes sources and targets.
     root: Folder for relative patterns (default: the current folder).
     languages: Source and target language codes for all files (default: read from each file name,
       such as `deu-eng.tsv.gz` or `Europarl.de-en.de`).
     validation_patterns: Files or shell patterns for the validation split.
-    weighting: Sampling weight of a language pair with n examples: "proportional" to n, "uniform",
-      or "temperature": n ** (1 / temperature).
-    temperature: Temperature of the weights; 1 is proportional, infinity is uniform.
+    weighting: How to weight a language pair with n examples: "proportional" (n), "uniform" (1) or
+      "temperature" (n ** (1 / temperature)).
+    temperature: Temperature for `weighting`; 1 is proportional, and infinity is uniform.
     max_length: Maximum tokens per text, or None for no limit. Pairs with a longer text are dropped.
       The remaining texts are truncated to TASK_FEATURE_LENGTHS, as in all tasks.
     negatives: Number of hard negatives per pair (K), in TSV files from `vmsst data mine-negatives`.
-      The negatives become the feature `negatives`, int32 [K, T]; a missing negative is all zeros.
-    teacher: Folder with teacher vectors for all files, from `vmsst data embed`. The vectors become
-      the features `teacher_inputs` and `teacher_targets`, float32 [S].
+      The feature `negatives` contains the tokens, int32 [K, T]; missing negatives are all zeros.
+    teacher: Folder with teacher vectors for all files, from `vmsst data embed`. The vectors are
+      stored in the features `teacher_inputs` and `teacher_targets`, float32 [S].
 
   Raises:
-    InputError: a pattern matches no file, or a file name does not show the format or the languages.
+    InputError: If a pattern matches no file, or if the format or the languages are not clear from a
+      file name.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
   errors.as_integer("negatives", negatives, minimum=0)
@@ -113,7 +114,9 @@ def _open(
   settings = training_sets.TrainingSet(data, languages=codes, negatives=negatives)
   opened = training_sets.open_set(name, settings)
   if "scores" in opened.table.columns:
-    raise errors.InputError(f"{name}: pairs have scores or labels; use gin/data/training_sets.gin")
+    raise errors.InputError(
+      f"{name}: the pairs have scores or labels; use gin/data/training_sets.gin"
+    )
   if teacher:
     training_sets.add_file_vectors(opened, teacher)
   return opened.table
@@ -144,18 +147,19 @@ def opus(
 
   Args:
     config: Name of the dataset's recipe.
-    vocabulary: Tokenizes sources and targets.
-    data_dir: Output folder of `vmsst data build` (default: $TFDS_DATA_DIR, or else
+    vocabulary: Vocabulary that tokenizes sources and targets.
+    data_dir: Output folder from `vmsst data build` (default: $TFDS_DATA_DIR, or else
       ~/tensorflow_datasets). The flag `t5x --tfds_data_dir` overrides this.
-    languages: Codes of the languages to use (default: all languages of the dataset).
-    pivots: Language codes; every language pair must contain one of them (default: all pairs).
+    languages: Codes of the languages to use (default: all languages in the dataset).
+    pivots: Language codes; every language pair must contain one of these (default: all pairs).
     weighting: See `files`.
     temperature: See `files`.
-    max_length: Maximum tokens per text, or None. Pairs with a longer text are dropped.
-    teacher: Folder with the vectors of the dataset's files, from `vmsst data embed`; see `files`.
+    max_length: Maximum tokens per text, or None for no limit. Pairs with a longer text are dropped.
+    teacher: Folder with teacher vectors for the dataset's files, from `vmsst data embed`; see
+      `files`.
 
   Raises:
-    InputError: the dataset does not exist, or it has no pair of these languages.
+    InputError: If the dataset does not exist, or contains no pair of these languages.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
   name, folder = find(config, data_dir)
@@ -194,11 +198,11 @@ def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
   """Returns the mixture's name and the folder with the latest version of the dataset.
 
   Args:
-    config: Name of the recipe of the dataset.
+    config: Name of the dataset's recipe.
     data_dir: See `opus`.
 
   Raises:
-    InputError: the dataset does not exist.
+    InputError: If the dataset does not exist.
   """
   # SeqIO's loader applies the flag `t5x --tfds_data_dir`.
   loader = seqio.utils.LazyTfdsLoader(f"opus_bitext/{config}:1.0.0", data_dir=data_dir)
@@ -217,7 +221,7 @@ def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
 def language_pairs(
   folder: epath.Path, languages: Sequence[str] | None, pivots: Sequence[str] | None
 ) -> dict[tuple[Language, Language], dict[str, Split]]:
-  """Returns the splits of each language pair, by split name.
+  """Returns the splits for each language pair, by split name.
 
   Args:
     folder: Folder of the dataset.
@@ -225,7 +229,7 @@ def language_pairs(
     pivots: See `opus`.
 
   Raises:
-    InputError: the dataset has no pair of these languages.
+    InputError: If the dataset contains no pair of these languages.
   """
   used, required = (
     {languages_lib.language(code) for code in ([codes] if isinstance(codes, str) else codes)}
@@ -246,7 +250,7 @@ def language_pairs(
       pairs.setdefault((pair[0], pair[1]), {})[split] = Split(files, counts)
   if not pairs:
     raise errors.InputError(
-      f"{folder} has no pair of these languages; choose among {', '.join(sorted(info.splits))}"
+      f"{folder} contains no pair of these languages; choose from {', '.join(sorted(info.splits))}"
     )
   return pairs
 
@@ -254,15 +258,15 @@ def language_pairs(
 def validation_pairs(
   folder: epath.Path, splits: Mapping[tuple[Language, Language], Mapping[str, Split]], corpus: str
 ) -> dict[tuple[Language, Language], list[tuple[str, str]]]:
-  """Returns one corpus's validation pairs, for each language pair that has any.
+  """Returns the validation pairs from one corpus, for each language pair that has any.
 
   Args:
     folder: Folder of the dataset, for messages.
     splits: Splits of the dataset, from `language_pairs`.
-    corpus: Name of the corpus in OPUS.
+    corpus: Name of an OPUS corpus.
 
   Raises:
-    InputError: the corpus has no validation pairs, or a file is damaged.
+    InputError: If the corpus contains no validation pairs, or a file is damaged.
   """
   pairs: dict[tuple[Language, Language], list[tuple[str, str]]] = {}
   present = set()
@@ -278,7 +282,7 @@ def validation_pairs(
           pairs.setdefault(pair, []).append(records.pair(number))
   if not pairs:
     raise errors.InputError(
-      f"{folder}: no validation pairs of the corpus {corpus!r}; choose among "
+      f"{folder}: no validation pairs from the corpus {corpus!r}; choose from "
       f"{', '.join(sorted(present)) or 'none'}, or build the dataset with validation pairs"
     )
   return pairs
@@ -291,13 +295,13 @@ def sample(
   num_meanings: int | None = None,
   max_length: int | None = 512,
 ) -> str:
-  """Registers a mixture of English-centric sample corpus pairs; returns its name.
+  """Registers a mixture of sample corpus pairs that include English; returns its name.
 
   Args:
-    vocabulary: Tokenizes sources and targets.
-    languages: Language codes, without English (default: all languages of the corpus).
+    vocabulary: Vocabulary that tokenizes sources and targets.
+    languages: Language codes, without English (default: all languages in the corpus).
     num_meanings: Number of sentences per language and split (default: all).
-    max_length: Maximum tokens per text, or None. Pairs with a longer text are dropped.
+    max_length: Maximum tokens per text, or None for no limit. Pairs with a longer text are dropped.
   """
   from vmsst.data import sample as corpus
 

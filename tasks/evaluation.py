@@ -43,21 +43,21 @@ def tatoeba(
 ) -> str:
   """Registers a task for the Tatoeba test sets; returns its name.
 
-  The task retrieves translations into and out of English. For each language XXX, it reports the
-  metrics `to_english/XXX`, `from_english/XXX` and their mean `accuracy/XXX`, in percent. The
+  The task retrieves translations into English and from English. For each language XXX, it reports
+  the metrics `to_english/XXX`, `from_english/XXX` and their mean `accuracy/XXX`, in percent. The
   metrics `to_english/average`, `from_english/average` and `accuracy/average` are means over all
   languages. The only split is `test`.
 
   Args:
     root: Folder with LASER's files `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or
       gzipped, local or in an object store.
-    vocabulary: Tokenizes the texts.
-    languages: Language codes in any standard (default: all languages in the folder).
+    vocabulary: Vocabulary that tokenizes the texts.
+    languages: Language codes from any standard (default: all languages in the folder).
     max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
       limit).
 
   Raises:
-    InputError: the folder does not exist, or it has no test set for one of the languages.
+    InputError: If the folder does not exist, or contains no test set for one of the languages.
   """
   folder = storage.path(storage.absolute(root))
   paths = bitext_retrieval.tatoeba_files(folder)
@@ -65,7 +65,7 @@ def tatoeba(
   requested = [*codes] if languages is None else [*map(language, languages)]
   if missing := [x.name for x in requested if x not in codes]:
     raise errors.InputError(
-      f"{root}: no test set of {', '.join(missing)}; choose among {', '.join(codes.values())}"
+      f"{root}: no test set for {', '.join(missing)}; choose from {', '.join(codes.values())}"
     )
   file_codes = [codes[x] for x in requested]
 
@@ -83,14 +83,14 @@ def sample_retrieval(
   num_meanings: int = 500,
   max_length: int | None = None,
 ) -> str:
-  """Registers a retrieval task on held-out sentences of the sample corpus; returns its name.
+  """Registers a retrieval task on held-out sentences from the sample corpus; returns its name.
 
-  The metrics are the same as in `tatoeba`, with the language codes of the corpus. The only split is
-  `validation`.
+  The metrics are the same as in `tatoeba`, with the language codes from the corpus. The only split
+  is `validation`.
 
   Args:
-    vocabulary: Tokenizes the texts.
-    languages: Language codes, without English (default: all languages of the corpus).
+    vocabulary: Vocabulary that tokenizes the texts.
+    languages: Language codes, without English (default: all languages in the corpus).
     num_meanings: Number of sentences per language, evenly spaced over the held-out meanings.
     max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
       limit).
@@ -133,7 +133,7 @@ def retrieval(
 
   Args:
     patterns: See `bitext.files`.
-    vocabulary: Tokenizes the texts.
+    vocabulary: Vocabulary that tokenizes the texts.
     languages: See `bitext.files`.
     max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
       limit).
@@ -163,23 +163,23 @@ def opus_validation(
   corpus: str = "Tatoeba",
   max_length: int | None = None,
 ) -> str:
-  """Registers a retrieval task on the validation pairs of one OPUS corpus; returns its name.
+  """Registers a retrieval task on the validation pairs from one OPUS corpus; returns its name.
 
   The metrics are the same as in `retrieval`. The only split is `validation`.
 
   Args:
     config: See `bitext.opus`.
-    vocabulary: Tokenizes the texts.
+    vocabulary: Vocabulary that tokenizes the texts.
     data_dir: See `bitext.opus`.
     languages: See `bitext.opus`.
     pivots: See `bitext.opus`.
-    corpus: Name of the corpus in OPUS.
+    corpus: Name of an OPUS corpus.
     max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
       limit).
 
   Raises:
-    InputError: see `bitext.opus`. If the corpus has no validation pairs, the error is raised when
-      the task is first read.
+    InputError: See `bitext.opus`. If the corpus contains no validation pairs, the error is raised
+      when the task is first read.
   """
   _, folder = bitext.find(config, data_dir)
   splits = bitext.language_pairs(folder, languages, pivots)
@@ -210,17 +210,17 @@ def suite(
   Args:
     root: Data folder with one folder per benchmark (see `vmsst eval --list`), local or in an object
       store.
-    vocabulary: Tokenizes the texts.
-    benchmarks: Names of benchmarks (default: all benchmarks in `IN_TRAINING`; a missing benchmark
-      is skipped with a warning).
+    vocabulary: Vocabulary that tokenizes the texts.
+    benchmarks: Benchmark names (default: all benchmarks in `IN_TRAINING`; a missing benchmark is
+      skipped with a warning).
     paq_distractors: Number of random questions in the PAQ sample; see `questions.knowledge_sample`.
-    training_languages: Language codes of the training data, for averages over seen and unseen
-      languages (default: no such averages).
+    training_languages: Codes of the languages in the training data, for averages over seen and
+      unseen languages (default: no such averages).
     max_length: Maximum tokens per text, including EOS; longer texts are truncated (default: no
       limit).
 
   Raises:
-    InputError: a benchmark is unknown, missing, damaged, or too large for memory.
+    InputError: If a benchmark is unknown, missing, damaged, or too large for memory.
   """
   folder = storage.path(storage.absolute(root))
   seen = None
@@ -270,7 +270,7 @@ def _read_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
 
 @flax.struct.dataclass
 class VectorMetric(seqio.metrics.Metric):
-  """A SeqIO metric that scores a task, given the vectors of its texts; pass it in `metric_objs`.
+  """A SeqIO metric that scores a task, given the vectors of its texts; used in `metric_objs`.
 
   SeqIO would pass the vectors to a function in `metric_fns` as Python lists, which take eight times
   the memory.
@@ -278,7 +278,7 @@ class VectorMetric(seqio.metrics.Metric):
   Attributes:
     measure: Function that takes the positions of the texts [N] and their vectors [N, D], and
       returns the metrics by name.
-    metrics: The metrics by name, after `from_model_output`.
+    metrics: The metrics by name; set by `from_model_output`.
   """
 
   model_output_type: seqio.metrics.ModelOutputType = seqio.metrics.ModelOutputType.SCORE
@@ -288,7 +288,7 @@ class VectorMetric(seqio.metrics.Metric):
   def from_model_output(
     self, inputs: Iterable[Mapping[str, Any]], model_output: np.ndarray, *unused: Any
   ) -> "VectorMetric":
-    """Computes the metrics from the examples of a dataset and the vectors of the examples."""
+    """Computes the metrics from the examples in a dataset and their vectors."""
     row_N = np.array([row[ROW] for row in inputs], np.int32)
     return self.replace(metrics=self.measure(row_N, model_output))
 
@@ -305,10 +305,10 @@ def collect_results(
   Args:
     tasks: The tasks.
     row_N: Position of each text in the tasks, in any order.
-    vectors_ND: Vectors of the texts, in the order of `row_N`.
+    vectors_ND: Vectors of the texts, in the same order as `row_N`.
 
   Raises:
-    InputError: a vector is not finite.
+    InputError: If a vector is not finite.
   """
   vectors_ND = np.asarray(vectors_ND, np.float32)
   if not np.isfinite(vectors_ND).all():
@@ -355,8 +355,8 @@ def _register(
     key: Identifies the data and options that `load` and `metrics` use, such as file versions. Tasks
       with the same key have the same name.
     split: Name of the only split.
-    load: Function that reads the tasks of the evaluation suite; called on first use.
-    vocabulary: Tokenizes the texts.
+    load: Function that reads the tasks from the evaluation suite; called on first use.
+    vocabulary: Vocabulary that tokenizes the texts.
     max_length: Maximum tokens per text, or None for no limit.
     metrics: Function that computes the metrics from the results of the tasks.
   """

@@ -216,8 +216,8 @@ def test_missing_datasets_languages_and_corpora_are_errors(data_dir, tmp_path):
   with pytest.raises(errors.InputError, match=r"no dataset opus_bitext/mine in .*--recipe mine"):
     bitext.find("mine", str(tmp_path))
   _, folder = bitext.find("vmsst", data_dir)
-  with pytest.raises(errors.InputError, match="no pair of these languages; choose among"):
+  with pytest.raises(errors.InputError, match="no pair of these languages; choose from"):
     bitext.language_pairs(folder, None, ["tr"])
   splits = bitext.language_pairs(folder, None, None)
-  with pytest.raises(errors.InputError, match="no validation pairs of the corpus 'X'; choose"):
+  with pytest.raises(errors.InputError, match="no validation pairs from the corpus 'X'; choose"):
     bitext.validation_pairs(folder, splits, "X")

@@ -71,7 +71,7 @@ def test_tatoeba_from_files_to_metrics(tatoeba_root):
 
 
 def test_missing_test_sets_are_errors_and_changed_files_give_new_tasks(tatoeba_root):
-  with pytest.raises(errors.InputError, match=r"no test set of French.*cmn, deu"):
+  with pytest.raises(errors.InputError, match=r"no test set for French.*cmn, deu"):
     evaluation.tatoeba(str(tatoeba_root), BYTES, languages=["fr"])
   name = evaluation.tatoeba(str(tatoeba_root), BYTES)
   assert evaluation.tatoeba(str(tatoeba_root), BYTES) == name

@@ -1,1 +1,1 @@
-"""Evaluation of encoders: benchmarks, metrics and reports."""
+"""Encoder evaluation: benchmarks, metrics and reports."""

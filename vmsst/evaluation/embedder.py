@@ -1,4 +1,4 @@
-"""Embeds the texts of evaluation tasks in chunks, so that several processes can share the work."""
+"""Embeds the texts from evaluation tasks in chunks, which several processes can share."""
 
 import dataclasses
 import functools
@@ -29,8 +29,8 @@ class TextSet:
     language: Language code from the benchmark's files, in any form that
       `vmsst.languages.language` accepts.
     texts: The texts, in file order.
-    method: Encoder method to call; `encode` is called if the encoder does not have this method.
-      Only large tasks may use a method other than `encode`.
+    method: Encoder method to call; `encode` is called if the encoder lacks this method. Only large
+      tasks may use a method other than `encode`.
     split: Function that splits a text into pieces; the text's vector is the mean of the piece
       vectors. Only large tasks may split texts (default: texts are not split).
   """
@@ -43,7 +43,7 @@ class TextSet:
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-  """Work for one process.
+  """A unit of work for one process.
 
   Attributes:
     content: Input to the computation; must be picklable.
@@ -70,9 +70,9 @@ class Embedder:
       for subclasses that use several processes.
 
   Attributes:
-    scratch: Folder for temporary files of large tasks, readable by all processes. If it is None,
-      each task creates a temporary folder.
-    source: Opens the encoder in any process.
+    scratch: Folder for the temporary files of large tasks, readable by all processes. If None, each
+      task creates a temporary folder.
+    source: Object that opens the encoder in any process.
     dimensions: The sizes of truncated vectors, sorted.
     search: The search function.
     width: Width of the full vectors; 0 until the width is known.
@@ -99,8 +99,8 @@ class Embedder:
     """Sets the width; raises InputError if vectors are too narrow for a requested size."""
     if width and max(self.dimensions, default=0) > width:
       raise errors.InputError(
-        f"dimensions is {max(self.dimensions)}: the encoder's vectors have only {width}; give 1 to "
-        f"{width}"
+        f"dimensions is {max(self.dimensions)}, but the encoder's vectors have only {width}; "
+        f"choose 1 to {width}"
       )
     self.width = width
 
@@ -118,8 +118,8 @@ class Embedder:
 
     Args:
       title: Name of the computation, for the progress bar.
-      compute: Computes the arrays of a chunk; must be picklable. It gets the encoder from
-        `source.open()`.
+      compute: Function that computes the arrays for a chunk; must be picklable. The function
+        obtains the encoder with `source.open()`.
       chunks: The chunks.
       keep: Whether subclasses store the results even if this process computes them.
     """
@@ -133,10 +133,10 @@ class Embedder:
         bar.update(max(0, done - bar.n))
 
   def __call__(self, text_set: TextSet) -> np.ndarray:
-    """Returns the vectors of a text set, float32 [N, D].
+    """Returns the vectors for a text set, float32 [N, D].
 
     Raises:
-      InputError: a vector contains a value that is not finite, the float32 norm of a vector
+      InputError: If a vector contains a value that is not finite, the float32 norm of a vector
         overflows, or the vectors are narrower than a size in `dimensions`.
     """
     if text_set.split is None:
@@ -171,7 +171,7 @@ class Embedder:
   def share(self, text_sets: Sequence[TextSet], report: Callable[[str], None]) -> None:
     """Embeds the distinct texts of several text sets together.
 
-    Later calls of the embedder reuse these vectors. The vectors of an earlier `share` are
+    Later calls to the embedder reuse these vectors. Vectors from an earlier call to `share` are
     discarded.
     """
     keys = dict.fromkeys(key for text_set in text_sets for key in _keys(text_set))
@@ -187,7 +187,7 @@ def _keys(text_set: TextSet) -> list[tuple[str, str]]:
 
 
 def _vectors(source: encoding.EncoderSource, window: tuple[list[str], list[str], str]) -> Arrays:
-  """Returns the vectors of the texts and the counts of truncated texts.
+  """Returns the vectors for the texts and the counts of truncated texts.
 
   Args:
     source: The encoder.

@@ -13,19 +13,19 @@ from vmsst.encoder import encoding
 from vmsst.io import manifest
 
 _ORGANIZATION = "vmsst"
-"""Prefix of model names, in place of the owner on the Hugging Face Hub."""
+"""Prefix for model names, in place of an owner on the Hugging Face Hub."""
 
 
 class MtebModel:
   """Wraps an encoder as a model for `mteb.evaluate`.
 
   In retrieval tasks, the encoder's prompts, if any, are applied to queries and documents. In
-  monolingual tasks, the language is passed to encoders with the option `language`.
+  monolingual tasks, the language is passed to encoders that accept the option `language`.
 
   Attributes:
     mteb_model_meta: Name and revision of the model; mteb stores results under the name and the
       revision. The revision is the start of the encoder's digest, followed by a hash of the
-      encoder's `prompt` if the encoder has one.
+      encoder's `prompt` if one is set.
   """
 
   def __init__(self, encoder: Any, name: str):
@@ -33,18 +33,18 @@ class MtebModel:
 
     Args:
       encoder: An object with `encode(texts)`, as `vmsst.load` returns it.
-      name: Name or path of the encoder; results are stored under its last component.
+      name: Name or path of the encoder; results are stored under the last component of the path.
 
     Raises:
-      InputError: mteb is not installed.
+      InputError: If mteb is not installed.
     """
     with errors.requires("mteb", "MTEB"):
       from mteb import similarity_functions
       from mteb.models.model_meta import ModelMeta, ScoringFunction
     self._encoder = encoder
     similarity_fn = ScoringFunction(getattr(encoder, "similarity_fn_name", "cosine"))
-    # mteb calls these functions for the similarities of all pairs, [N, M], and of corresponding
-    # rows, [N].
+    # mteb calls `similarity` to compare all pairs of rows, [N, M], and `similarity_pairwise` to
+    # compare corresponding rows, [N].
     self.similarity = functools.partial(
       similarity_functions.select_similarity, similarity_fn=similarity_fn
     )
@@ -73,7 +73,7 @@ class MtebModel:
     prompt_type: Any = None,
     **options: Any,
   ) -> np.ndarray:
-    """Returns the vectors of the texts in mteb's batches, float32 [N, D]."""
+    """Returns the vectors for the texts in mteb's batches, float32 [N, D]."""
     del hf_split
     texts = [text for batch in inputs for text in batch["text"]]
     kind = getattr(prompt_type, "value", None)
@@ -90,10 +90,10 @@ class MtebModel:
 
 
 def get_tasks(names: Sequence[str]) -> dict[str, list[Any]]:
-  """Returns the MTEB tasks with these names, and all tasks of the MTEB benchmarks with these names.
+  """Returns the named MTEB tasks, and all tasks in the named MTEB benchmarks.
 
   Raises:
-    InputError: mteb is not installed, or a name is unknown.
+    InputError: If mteb is not installed, or a name is unknown.
   """
   with errors.requires("mteb", "MTEB"):
     import mteb
@@ -119,11 +119,12 @@ def evaluate(
   Args:
     encoder: An object with `encode(texts)`.
     tasks: The tasks.
-    output: Folder for results in mteb's format. Tasks with results in this folder are not repeated.
+    output: Folder for results in mteb's format. Tasks with results in this folder are not run
+      again.
     name: Name or path of the encoder.
 
   Raises:
-    InputError: mteb is not installed.
+    InputError: If mteb is not installed.
   """
   model = MtebModel(encoder, name)
   import mteb

@@ -5,7 +5,7 @@ The numbers are in papers.json:
 * `papers`: paper titles by short key.
 * `tables`: the columns of each table, as [benchmark, name] or [benchmark, name, of] (see `Number`),
   and the rows by system. If a table contradicts itself, a `note` explains how.
-* `main`: averages to show first.
+* `main`: averages to show in a report's overview.
 * `remarks`: conditions under which benchmark results are comparable with the papers.
 
 These numbers are omitted:
@@ -39,11 +39,11 @@ class Number:
     table: Number of the table in the paper.
     system: Name of the encoder.
     benchmark: Name of the benchmark in this library.
-    name: Name of the average in the benchmark's summary, or metric of a single result.
+    name: Name of an average in the benchmark's summary, or metric name for a single result.
     of: Identifies a single result by its language codes, or None for an average. "de-en" means both
       directions, "de->en" means from German to English, and "de->*" means from German to all other
-      languages. If the benchmark has several domains or texts, the codes follow the name of the
-      domain or text and a space.
+      languages. If the benchmark has several domains or texts, the name of the domain or text comes
+      first, as in "books en->de".
     value: The published value; accuracies are percentages.
     note: Remark on the table; empty if there is none.
   """
@@ -87,14 +87,14 @@ def load() -> tuple[Number, ...]:
 
 
 def for_average(benchmark: str, name: str) -> list[Number]:
-  """Returns the published numbers for an average of a benchmark's summary."""
+  """Returns the published numbers for an average in a benchmark's summary."""
   return _index().get((benchmark, name, None), [])
 
 
 def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> list[Number]:
   """Returns the published numbers for one metric of a single result.
 
-  Languages match in any code standard, and "de-en" matches "en-de".
+  Codes from different standards match if they mean the same language. "de-en" matches "en-de".
 
   Args:
     benchmark: Name of the benchmark.
@@ -102,7 +102,7 @@ def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> 
     codes: Language codes of the result.
     metric: Name of the metric.
   """
-  if name.startswith("track4b."):  # The papers report track 4a, which has the same languages.
+  if name.startswith("track4b."):  # The papers report only track 4a, with the same languages.
     return []
   domain = name.rpartition(" ")[0]
   joined = ("->" if "->" in name else "-").join(codes)
@@ -127,7 +127,7 @@ def _key(of: str) -> Hashable:
 
 
 def _language(code: str) -> str:
-  """Returns the name of the language, or the code itself if it is a label such as "pl_1"."""
+  """Returns the name of the language, or the code itself if the code is a label such as "pl_1"."""
   try:
     return languages.language(code).name
   except errors.InputError:
@@ -143,7 +143,7 @@ SCORE_COMPONENTS: dict[str, list[tuple[str, str]]] = {
   "NQ": [("questions", "nq")],
   "MKQA": [("questions", "mkqa")],
 }
-"""Components of the Score in section 6.2; each is the mean of the listed (benchmark, name)."""
+"""Components of the Score in section 6.2. Each is the mean of averages, as (benchmark, name)."""
 
 
 def overall_score(results: Mapping[str, Any]) -> results_files.Numbers:
@@ -156,7 +156,7 @@ def overall_score(results: Mapping[str, Any]) -> results_files.Numbers:
     results: Results of an encoder, as `suite.evaluate` returns them.
 
   Returns:
-    {} if a component is missing or incomplete.
+    The Score and its components, or {} if a component is missing or incomplete.
   """
   summaries = {name: scored["summary"] for name, scored in results["benchmarks"].items()}
   components: results_files.Numbers = {}

@@ -1,10 +1,10 @@
-"""Plots of sentence vectors as matplotlib figures (`pip install 'vmsst[report]'`).
+"""Plots sentence vectors as matplotlib figures (`pip install 'vmsst[report]'`).
 
     vmsst.plots.similarity(["How are you?", "Wie geht's?", "It rains."], encoder=encoder)
     vmsst.plots.languages(encoder.encode(texts), codes).savefig("languages.png")
 
-With `%matplotlib inline`, a notebook shows the figure that a cell returns. The remaining functions
-draw the images in reports, which are `Image` objects.
+With `%matplotlib inline`, a notebook shows the figure that a cell returns. The other functions draw
+images for reports and return them as `Image` objects.
 """
 
 import base64
@@ -22,9 +22,9 @@ from vmsst.evaluation import suite
 from vmsst.evaluation.benchmarks import agnosticism
 from vmsst.search import exact_search
 
-_MAX_COSINES = 20  # Maximum rows and columns for printing the cosines.
-_MAX_LABEL = 40  # Maximum characters of a sentence in a label.
-_MAX_NUMBERS = 40  # Maximum languages for printing numbers in a heat map.
+_MAX_COSINES = 20  # Larger heat maps do not show the cosines as numbers.
+_MAX_LABEL = 40  # Maximum number of characters in a label.
+_MAX_NUMBERS = 40  # Heat maps with more languages do not show numbers.
 _STYLE: Any = {
   "axes.spines.right": False,
   "axes.spines.top": False,
@@ -41,13 +41,13 @@ def similarity(
   """Returns a heat map of cosines between sentences.
 
   Args:
-    sentences: Sentences of the rows.
-    columns: Sentences of the columns (default: the same sentences).
+    sentences: Sentences to show as rows.
+    columns: Sentences to show as columns (default: the same sentences).
     encoder: An object with `encode(texts)`, as `vmsst.load` returns it.
-    **options: Further options of `encode`, such as `prompt_name`.
+    **options: Additional options for `encode`, such as `prompt_name`.
 
   Raises:
-    InputError: matplotlib is not installed.
+    InputError: If matplotlib is not installed.
   """
   columns = sentences if columns is None else columns
   row_ND, column_MD = (
@@ -84,15 +84,15 @@ def languages(vectors: Any, labels: Sequence[str]) -> Any:
 
   Args:
     vectors: Sentence vectors [N, D]; they are normalized.
-    labels: Label of each vector, such as its language.
+    labels: Label for each vector, such as its language.
 
   Raises:
-    InputError: the numbers of vectors and labels differ, or matplotlib is not installed.
+    InputError: If the numbers of vectors and labels differ, or matplotlib is not installed.
   """
   vector_ND = exact_search.unit_rows(np.asarray(vectors))
   if len(labels) != len(vector_ND):
     raise errors.InputError(
-      f"{len(vector_ND)} vectors have {len(labels)} labels; give one label per vector"
+      f"got {len(vector_ND)} vectors but {len(labels)} labels; pass one label per vector"
     )
   centered_ND = vector_ND - vector_ND.mean(axis=0)
   _, _, component_DD = np.linalg.svd(centered_ND, full_matrices=False)
@@ -121,8 +121,8 @@ def _figure(size: tuple[float, float]) -> Any:
 class Image:
   """An SVG image for the `img` element of a report.
 
-  The image contains no scripts or links, so it cannot change the page. The same data gives the same
-  bytes.
+  The image contains no scripts or links, so it cannot change the page. The same data always
+  produces the same bytes.
 
   Attributes:
     title: Title of the image.
@@ -134,7 +134,7 @@ class Image:
 
 
 def error_figures(subtitle: str, result: suite.Result) -> list[Image]:
-  """Draws the error matrix of a `benchmarks.agnosticism` result and a tree of its languages.
+  """Draws the error matrix from a `benchmarks.agnosticism` result, and a tree of the languages.
 
   Args:
     subtitle: Encoder and text, for the titles.
@@ -144,11 +144,11 @@ def error_figures(subtitle: str, result: suite.Result) -> list[Image]:
   count = len(labels)
   if count < 3:  # A tree needs at least three languages.
     return []
-  from scipy.cluster import hierarchy  # Imported late because it takes a second.
+  from scipy.cluster import hierarchy  # SciPy is slow to import, so it is imported here.
 
   tree_M4 = agnosticism.language_tree(error_LL)
   order = hierarchy.leaves_list(tree_M4)
-  # The M rows and columns are the languages in tree order, then the average.
+  # The M rows and columns are the languages in tree order, followed by the average.
   error_LL = error_LL[np.ix_(order, order)]
   source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
   cell_MM = np.full((count + 1, count + 1), source_L.mean())

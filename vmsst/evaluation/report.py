@@ -1,4 +1,4 @@
-"""Creates the HTML page of `vmsst report`: tables and figures, with published numbers."""
+"""Creates the HTML page for `vmsst report`: tables and figures, with published numbers."""
 
 import dataclasses
 import importlib
@@ -16,7 +16,7 @@ from vmsst.evaluation.benchmarks import agnosticism, own_files
 ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
 """Results of one benchmark, by encoder."""
 
-_MAX_ROWS = 400  # Longer tables would be hard to read.
+_MAX_ROWS = 400  # Tables with more rows would be hard to read.
 
 Cells = dict[tuple[str, str], str]
 """Cell texts by row name and column name."""
@@ -24,7 +24,7 @@ Cells = dict[tuple[str, str], str]
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-  """A table whose cells are texts.
+  """A table with text cells.
 
   Attributes:
     title: Title of the table.
@@ -53,10 +53,10 @@ def html(folders: Iterable[str | os.PathLike[str]]) -> str:
   The report shows published numbers next to numbers measured with the same metric and data.
 
   Args:
-    folders: Output folders of `vmsst eval`, local or in an object store.
+    folders: Output folders from `vmsst eval`, local or in an object store.
 
   Raises:
-    InputError: a folder has no valid results, or the extra `report` is not installed.
+    InputError: If a folder contains no valid results, or the extra `report` is not installed.
   """
   with errors.requires("report", "a report"):
     import jinja2
@@ -85,7 +85,7 @@ def sections(by_encoder: Mapping[str, results_files.Results]) -> list[Section]:
   """Returns all sections of the report.
 
   Args:
-    by_encoder: Results by name of the encoder.
+    by_encoder: Results by encoder name.
   """
   by_benchmark: dict[str, dict[str, results_files.BenchmarkResults]] = {}
   score = {"title": "Overall Score of the VMSST paper", "missing": [], "results": []}
@@ -100,7 +100,7 @@ def sections(by_encoder: Mapping[str, results_files.Results]) -> list[Section]:
     _table(next(iter(x.values()))["title"], "System", _averages(x)) for x in user_files
   ]
   # The overview shows the main averages of each benchmark. For a benchmark without main averages,
-  # it shows the first average.
+  # the overview shows the first average.
   overview: Cells = {}
   for name, benchmark_results in by_benchmark.items():
     main = [average for benchmark, average in papers.content()["main"] if benchmark == name]
@@ -186,7 +186,7 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
   """
   texts = [result for result in results if result.arrays]
   errors_by_code: dict[str, dict[str, list[float]]] = {}
-  codes: dict[languages.Language, str] = {}  # The code used first for each language.
+  codes: dict[languages.Language, str] = {}  # The first code that occurs for each language.
   for text in texts:
     error_LL = np.array(text.arrays["error"])
     source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
@@ -208,15 +208,15 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
 
 
 def _gaps(by_encoder: Mapping[str, results_files.Results]) -> Iterator[str]:
-  """Yields a note for each benchmark, test set or list of training languages that is missing."""
+  """Yields notes about missing benchmarks, test sets and lists of training languages."""
   for encoder, results in by_encoder.items():
     for verb, reasons in (("failed", results["failed"]), ("was not run", results["absent"])):
       yield from (f"{encoder}: {name} {verb}: {reason}" for name, reason in reasons.items())
     for scored in results["benchmarks"].values():
       if scored["missing"]:
-        yield f"{encoder}: {scored['title']} lacks {errors.some(scored['missing'])}"
+        yield f"{encoder}: {scored['title']} does not include {errors.some(scored['missing'])}"
     if results["seen"] is None and not all(map(own_files.is_own, results["benchmarks"])):
-      yield f"{encoder}: its training languages are unknown; give them to `vmsst eval --seen`"
+      yield f"{encoder}: its training languages are unknown; specify them with `vmsst eval --seen`"
 
 
 def _table(title: str, corner: str, cells: Cells) -> Table:
@@ -232,7 +232,7 @@ def _table(title: str, corner: str, cells: Cells) -> Table:
 def _paper_cells(numbers: Mapping[str, Iterable[papers.Number]]) -> Cells:
   """Returns the table cells for published numbers, with systems as rows and keys as columns."""
   return {
-    # Papers print one or two decimals, so the value is not rounded here.
+    # The value is not rounded here, because papers print only one or two decimals.
     (f"{number.system} ({number.source})", key): str(float(number.value))
     for key, values in numbers.items()
     for number in values

@@ -1,4 +1,4 @@
-"""Types of results.json, the file with the results of one encoder; msgspec validates it."""
+"""Types with which msgspec validates results.json, the evaluation results of one encoder."""
 
 import re
 from typing import Annotated, Any, NotRequired, TypedDict
@@ -15,7 +15,7 @@ Numbers = dict[str, float]
 
 
 class Encoder(TypedDict):
-  """Identity of an encoder: its digest and prompt, or only its name if it has no digest."""
+  """Identifies an encoder by digest and prompt, or only by name if there is no digest."""
 
   name: str
   digest: NotRequired[str]
@@ -44,7 +44,7 @@ class BenchmarkResults(TypedDict):
   Attributes:
     title: Title for reports.
     summary: Averages by name.
-    missing: Names of the expected results and languages that are missing.
+    missing: Names of missing results and missing languages.
     results: All results.
     digest: Digest of the benchmark's files, added by `vmsst eval`.
     dimensions: Averages by vector size, if several sizes were requested; full vectors come last.
@@ -64,7 +64,7 @@ class Results(TypedDict):
   Attributes:
     encoder: The encoder.
     max_length: Maximum tokens per text, if known; longer texts were truncated.
-    seen: Names of the languages of the training data, or None if they are unknown.
+    seen: Names of the languages in the training data, or None if the languages are unknown.
     absent: Why each absent benchmark was not run, by benchmark.
     failed: Why each failed benchmark could not be scored, by benchmark.
     benchmarks: Results by benchmark.
@@ -83,7 +83,7 @@ def read_results(path: storage.Path) -> Results:
   try:
     return msgspec.json.decode(input_files.read_bytes(path), type=Results)
   except (ValueError, RecursionError) as error:
-    raise errors.InputError(f"{path}: {error}; give a file of `vmsst eval`") from None
+    raise errors.InputError(f"{path}: {error}; pass a results.json from `vmsst eval`") from None
 
 
 def markdown(results: Results) -> str:
@@ -96,5 +96,5 @@ def markdown(results: Results) -> str:
 
 
 def _escape(text: str) -> str:
-  """Escapes Markdown and HTML, and joins the lines."""
+  """Escapes Markdown and HTML, and joins all lines into one."""
   return re.sub(r"([\\`*_\[\]|#~$!<>&])", r"\\\1", " ".join(text.split()))

@@ -1,8 +1,8 @@
-"""Defines benchmarks of sentence encoders, and runs them with `evaluate`.
+"""Defines benchmarks for sentence encoders, and runs them with `evaluate`.
 
 A benchmark reads tasks from its files, and a task scores the vectors of its texts. The benchmarks
 themselves are in `vmsst.evaluation.benchmarks`. Accuracies, correlations and error rates are
-multiplied by 100, as papers print them.
+multiplied by 100, as in most papers.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class Result:
 
   Attributes:
     name: Name, unique within the benchmark.
-    languages: Codes of the languages.
+    languages: Language codes.
     metrics: Metrics by name, times 100.
     arrays: Additional data for reports, by name, such as a matrix (as nested lists) and its labels.
   """
@@ -55,9 +55,8 @@ class Task:
     text_sets: The texts to embed.
     score: Function that takes the vectors [N, D] of each text set and returns the results.
     held_out: Text sets to exclude from training data, such as test splits (default: all).
-    large: Whether to embed the texts of this task separately and free their vectors after scoring.
-      In each benchmark, the vectors of all tasks that are not large stay in memory together, one
-      per distinct text.
+    large: Whether to embed this task's texts separately and free the vectors after scoring. For the
+      other tasks in a benchmark, the vectors of all distinct texts stay in memory together.
   """
 
   name: str
@@ -67,7 +66,7 @@ class Task:
   large: bool = False
 
   def held_out_texts(self) -> Iterator[str]:
-    """Yields the texts to exclude from training data; texts that are split yield their pieces."""
+    """Yields the texts to exclude from training data; split texts are yielded in pieces."""
     for text_set in self.text_sets if self.held_out is None else self.held_out:
       for text in text_set.texts:
         yield from [text] if text_set.split is None else text_set.split(text)
@@ -75,7 +74,7 @@ class Task:
   def results(
     self, vectors: embedder.Embedder, sizes: Sequence[int | None]
   ) -> dict[int | None, list[Result]]:
-    """Returns the results for each size to which vectors are truncated.
+    """Returns the results for each vector size.
 
     Args:
       vectors: Embeds the texts.
@@ -112,7 +111,7 @@ class Files:
   """The files of a benchmark.
 
   Attributes:
-    folders: Required folders under the data root. If one is missing, the benchmark is absent.
+    folders: Required folders under the data root. If a folder is missing, the benchmark is absent.
     layout: Description of the expected files, for messages.
     optional: Glob patterns for optional files outside these folders, relative to the data root.
     root: Data root for this benchmark (default: the data root passed to `evaluate`).
@@ -142,7 +141,7 @@ class Files:
     )
 
   def digest(self, root: storage.Path) -> str:
-    """Returns the SHA-256 over the names and contents of all files."""
+    """Returns the SHA-256 digest of the names and contents of all files."""
     total = hashlib.sha256()
     for path in self.find(root):
       checksum = _checksum(path, storage.version(path))
@@ -150,10 +149,10 @@ class Files:
     return total.hexdigest()
 
 
-# Cached because several benchmarks read the same files.
+# Results are cached because several benchmarks read the same files.
 @functools.cache
 def _checksum(path: storage.Path, version: object) -> str:
-  del version  # Part of the cache key, so that a changed file is read again.
+  del version  # The version is part of the cache key, so changed files are read again.
   return input_files.sha256(path)
 
 
@@ -165,12 +164,12 @@ class Benchmark:
     name: Unique name.
     title: Title for reports.
     files: The files.
-    read: Reads the tasks from a data root; raises InputError with file and line if a file is
-      broken.
-    averages: Function that takes all results, the `Seen` test, and whether the results are
-      complete, and returns the averages by name.
-    sets: Expected results, by name, or expected languages. If empty, the results always count as
-      complete.
+    read: Function that reads the tasks from a data root. For a malformed file, it raises an
+      InputError with the file and the line.
+    averages: Function that computes the averages by name. Its arguments are all results, the `Seen`
+      test, and whether the results are complete.
+    sets: Names of the expected results, or expected languages. If empty, the results always count
+      as complete.
   """
 
   name: str
@@ -181,7 +180,7 @@ class Benchmark:
   sets: Sequence[str | languages.Language] = ()
 
   def gaps(self, results: Iterable[Result]) -> list[str]:
-    """Returns the names of the expected results and languages that are missing."""
+    """Returns the names of missing results and missing languages."""
     results = list(results)
     present: set[str | languages.Language] = {result.name for result in results}
     present |= {languages.language(code) for result in results for code in result.languages}
@@ -193,13 +192,13 @@ class Benchmark:
 
 
 def seen_test(seen: Iterable[languages.Language]) -> SeenTest:
-  """Returns the `SeenTest` for the languages of the training data."""
+  """Returns the `SeenTest` for the languages in the training data."""
   training_languages = frozenset(seen)
   return lambda codes: all(languages.language(code) in training_languages for code in codes)
 
 
 def mean(name: str, values: Iterable[float], *, complete: bool) -> Numbers:
-  """Returns {name: mean}, with the suffix `INCOMPLETE` if not `complete`; {} without values."""
+  """Returns {name: mean}, or {} without values; adds `INCOMPLETE` to the name unless `complete`."""
   values = list(values)
   if not values:
     return {}
@@ -285,16 +284,16 @@ def evaluate(
 
   Args:
     encoder: An object with `encode(texts)` that returns an array [N, D]. If `encode` has the option
-      `language`, it receives one code per text.
-    benchmarks: The benchmarks, as `vmsst.get_benchmarks` returns them. Benchmarks without files are
+      `language`, one language code per text is passed.
+    benchmarks: Benchmarks, for example from `vmsst.get_benchmarks`. Benchmarks without files are
       reported as absent.
     data_root: Data folder with one folder per benchmark, local or in an object store. Optional if
       every benchmark has its own root.
     name: Name of the encoder.
-    seen: Languages of the training data, if known.
+    seen: Languages in the training data, if known.
     dimensions: Sizes of truncated vectors to evaluate as well, as with `encode(truncate_dim=)`.
     report: Function that receives progress lines.
-    vectors: Embeds the texts and defines `dimensions` (default: an embedder in this process).
+    vectors: Embedder for the texts, with its own `dimensions` (default: one in this process).
     finished: Results by benchmark from an earlier run. These benchmarks are not run again.
     save: Function that receives each benchmark and its results as soon as the benchmark is
       finished.
@@ -303,7 +302,7 @@ def evaluate(
     The content of a results.json; see `results_files.Results`.
 
   Raises:
-    InputError: a file is broken, or all benchmarks are absent.
+    InputError: If a file is malformed, or all benchmarks are absent.
   """
   root = storage.path(data_root or "")
   seen = None if seen is None else [*seen]

@@ -49,11 +49,15 @@ _CASES = [
     r"de\.tsv: another file also contains de\.test \(1 of 1379 pairs\);",
   ),
   ("questions", {"paq/b.jsonl": "", "nq/NQ-open.dev.jsonl": "[]\n"}, "jsonl:1: Expected"),
-  ("sib200", {"sib200/jav_Latn.tsv": "split\tid\tlabel\ntrain\t1\tx\n"}, "tsv:1: 3 fields, not 4"),
+  (
+    "sib200",
+    {"sib200/jav_Latn.tsv": "split\tid\tlabel\ntrain\t1\tx\n"},
+    "tsv:1: the line has 3 fields instead of 4",
+  ),
   (
     "ntrex",
     {"ntrex/newstest2019-src.eng.txt": "a\n", "ntrex/newstest2019-ref.eng.txt": "a\n"},
-    "ref.eng.txt and .*src.eng.txt both have language eng",
+    "ref.eng.txt and .*src.eng.txt both contain language eng",
   ),
   (
     "ntrex",
@@ -96,5 +100,7 @@ def test_held_out_texts_are_test_texts_and_queries_with_documents_split_into_sen
 
 
 def test_a_folder_without_evaluation_sets_is_an_error(tmp_path):
-  with pytest.raises(errors.InputError, match="has no evaluation set; give the data folder of"):
+  with pytest.raises(
+    errors.InputError, match="contains no evaluation data; pass the data folder used"
+  ):
     texts_of(tmp_path)

@@ -166,7 +166,7 @@ def test_truncated_vectors_have_the_scores_of_narrower_encoders(tmp_path):
   assert encoder.calls == full_encoder.calls
   results = suite.evaluate(encoder, untrained[:2], root, dimensions=[7])
   assert set(results["failed"].values()) == {
-    "dimensions is 7: the encoder's vectors have only 6; give 1 to 6"
+    "dimensions is 7, but the encoder's vectors have only 6; choose 1 to 6"
   }
   encoder.dimension = 6
   with pytest.raises(errors.InputError, match="dimensions is 7"):

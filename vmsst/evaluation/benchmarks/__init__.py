@@ -27,13 +27,13 @@ BENCHMARKS: dict[str, suite.Benchmark] = {
 
 
 def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
-  """Returns the benchmarks with these names, in the order of `BENCHMARKS`.
+  """Returns the benchmarks with the given names, in the order of `BENCHMARKS`.
 
   Args:
-    names: Names of benchmarks, or "all".
+    names: Benchmark names, or "all".
 
   Raises:
-    InputError: a name is unknown.
+    InputError: If a name is unknown.
   """
   names = set(names)
   if unknown := sorted(names - {*BENCHMARKS, ALL}):
@@ -46,18 +46,18 @@ def get_benchmarks(names: Iterable[str]) -> list[suite.Benchmark]:
 def held_out_texts(
   benchmarks: Iterable[suite.Benchmark], root: str | os.PathLike[str]
 ) -> Iterator[tuple[str, str]]:
-  """Yields the texts to exclude from training data, each with the name of its benchmark.
+  """Yields the texts to exclude from training data, each with its benchmark's name.
 
-  Benchmarks without files are skipped. The queries of `questions` are yielded even if the knowledge
-  base is missing. Training splits, which SIB-200 and MLDoc have, are not yielded. Documents are
-  yielded sentence by sentence. The same text may be yielded several times.
+  Benchmarks without files are skipped. The queries of the benchmark `questions` are yielded even if
+  its knowledge base is missing. The training splits of SIB-200 and MLDoc are not yielded. Documents
+  are yielded sentence by sentence. The same text may be yielded several times.
 
   Args:
     benchmarks: The benchmarks.
     root: Data folder with one folder per benchmark, local or in an object store.
 
   Raises:
-    InputError: a file is broken, or the data folder has no evaluation set.
+    InputError: If a file is malformed, or the data folder contains no evaluation data.
   """
   root = storage.path(root)
   has_data = False
@@ -71,4 +71,6 @@ def held_out_texts(
       has_data = True
       yield benchmark.name, text
   if not has_data:
-    raise errors.InputError(f"{root} has no evaluation set; give the data folder of `vmsst eval`")
+    raise errors.InputError(
+      f"{root} contains no evaluation data; pass the data folder used with `vmsst eval`"
+    )

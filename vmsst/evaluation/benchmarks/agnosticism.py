@@ -1,26 +1,26 @@
-"""Measures how language-agnostic vectors are, by retrieval errors between all language pairs.
+"""Measures how language-agnostic vectors are, using retrieval errors between all language pairs.
 
-The method is from Chen and Avgustinova (2021), called "the paper" below. All texts are N-way
-translations.
+The method is from Chen and Avgustinova (2021), called "the paper" below. Each benchmark compares
+languages on N-way translations of the same texts.
 
 * `BENCHMARK` uses NTREX, as in the paper's Tables 2 and 3.
 * `WMT2012` uses the news texts from Table 1, and `TED` uses the TED talks from Table 2.
-* `TRANSLATIONS` uses texts that were translated several times into one language, or translated
-  again from a translation, as in Tables 4 to 6.
+* `TRANSLATIONS` uses texts with several translations into one language, and translations made from
+  other translations, as in Tables 4 to 6.
 
 As in the paper, long and repeated texts are skipped (see `usable_rows`), except in `WMT2012`, where
 all 3,003 rows are scored.
 
-Each text has several versions: the original and its translations. The label of a version lists the
-language codes from the original to the version, joined by "+". For example, "eng+deu+zho" is a
-Chinese translation of a German translation of an English original. An optional suffix after "_"
-distinguishes versions in the same language. The results for a text are
+Each text has several versions: the original and its translations. Each version has a label, which
+lists the language codes from the original to this version, joined by "+". For example,
+"eng+deu+zho" is a Chinese translation of a German translation of an English original. An optional
+suffix after "_" distinguishes versions in the same language. Each text has these results:
 
-* one result named after the text, or `ALL`. It contains the metrics of `summary_of_matrix` and the
-  arrays `labels` and `error`. `error` is a matrix [L, L] in percent. Each row is one version of the
-  queries, and each column is one version of the candidates.
-* one result such as "path eng+deu+zho" for every translation whose label shows its source. Its
-  metrics are mean distances between vectors along the path, times 100.
+* one result named after the text, or `ALL` if the benchmark has only one text. This result contains
+  the metrics from `summary_of_matrix` and the arrays `labels` and `error`. `error` is an error
+  matrix [L, L] in percent, with one row per query version and one column per candidate version.
+* one result such as "path eng+deu+zho" for every translation with several codes in its label. The
+  metrics are mean distances between the vectors along this path, times 100.
 """
 
 import dataclasses
@@ -48,14 +48,14 @@ TED_SENTENCES = 10_000
 
 
 def read_wmt2012(root: storage.Path) -> list[suite.Task]:
-  """Returns one task with the five languages of the paper's Table 1."""
+  """Returns one task with the five languages in the paper's Table 1."""
   paths = [root / "wmt2012" / f"newstest2012.{code}" for code in WMT2012_CODES]
   paths_by_code = dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True))
   return [_task(ALL, files.by_label(paths_by_code))]
 
 
 def read_ted(root: storage.Path) -> list[suite.Task]:
-  """Returns one task with the 16 languages of the paper's Table 2.
+  """Returns one task with the 16 languages in the paper's Table 2.
 
   The texts are the first 10,000 usable rows of the training file. Rows with a missing column or a
   missing translation ("__NULL__") are skipped.
@@ -71,7 +71,7 @@ def read_ted(root: storage.Path) -> list[suite.Task]:
 
 
 def read_translations(root: storage.Path) -> list[suite.Task]:
-  """Returns one task per text, with a text set per version."""
+  """Returns one task per text, with one text set per version."""
   texts: dict[str, dict[str, storage.Path]] = {}
   for path in files.files_in(root / "translations", "*.txt"):
     name, _, label = files.plain_name(path).removesuffix(".txt").partition(".")
@@ -86,7 +86,7 @@ def _task(text: str, columns: Mapping[str, Sequence[str]]) -> suite.Task:
 
   Args:
     text: Name of the text, or `ALL`.
-    columns: Lines of each version, by label.
+    columns: Lines in each version, by label.
   """
   text_sets = tuple(suite.TextSet(_code(label), lines) for label, lines in columns.items())
   return suite.Task(text, text_sets, functools.partial(_score, text, tuple(columns)))
@@ -138,7 +138,7 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
   * `error within a language`: mean error between versions in the same language
   * `spread over versions`, `largest spread over versions`: see `version_spreads`
   * `error within families`, `error between families`: see `within_and_between`
-  * `error within branches`, `error between branches`: only if a family has several branches
+  * `error within branches`, `error between branches`: omitted if no family has several branches
   """
   language_L = [languages.language(code) for code in codes]
   error_P = error_LL[~np.eye(len(codes), dtype=bool)]
@@ -195,14 +195,14 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
 
 
 def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> np.ndarray:
-  """Returns the row numbers of aligned texts that can be scored, int64 [K].
+  """Returns the numbers of the rows to score in aligned texts, int64 [K].
 
   A row is skipped if, in any language, its text is empty, has more than `max_words` words, or
   repeats the text of an earlier usable row. The paper limits texts to 50 tokens. Repeated texts are
   skipped because their translation is ambiguous. Words are separated by white space, so the limit
   has no effect in scripts without spaces. Texts that differ only in white space count as repeated.
   """
-  earlier: set[tuple[int, str]] = set()  # Column and text.
+  earlier: set[tuple[int, str]] = set()  # Column and text of each usable row.
   rows = []
   for row, texts in enumerate(zip(*columns, strict=True)):
     words = [text.split() for text in texts]
@@ -214,17 +214,17 @@ def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> n
 
 
 def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
-  """Returns the retrieval error of every ordered pair of languages, 0 to 1, float64 [L, L].
+  """Returns the retrieval error for every ordered language pair, 0 to 1, float64 [L, L].
 
   Each text in language i is a query, and all texts in language j are the candidates. Cell (i, j) is
-  the share of queries whose nearest candidate by cosine is not their translation. Ties go to the
-  first candidate. The diagonal is 0.
+  the share of queries for which the nearest candidate by cosine is not the translation. Ties go to
+  the first candidate. The diagonal is 0.
 
   Args:
-    vectors: Vectors [N, D] of each language; equal rows are translations.
+    vectors: Vectors [N, D] for each language; row n is the same text in every language.
 
   Raises:
-    ValueError: a value is not finite.
+    ValueError: If a vector is not finite.
   """
   gold_N = np.arange(len(vectors[0]))
   error_LL = np.zeros((len(vectors), len(vectors)))
@@ -237,7 +237,7 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def mean_errors(error_LL: np.ndarray) -> np.ndarray:
-  """Returns the mean error over the queries in each language, [L].
+  """Returns the mean error for the queries in each language, [L].
 
   For the mean error by candidate language, pass the transposed matrix. The margins of the paper's
   tables show both means.
@@ -246,7 +246,7 @@ def mean_errors(error_LL: np.ndarray) -> np.ndarray:
 
 
 def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dict[str, float]:
-  """Returns the mean error `within` groups and `between` groups; omits a mean over no pairs.
+  """Returns the mean errors `within` and `between` groups; omits a mean if it covers no pairs.
 
   Grouping by language compares several translations into one language (Tables 4 and 6 of the
   paper). Grouping by family shows the effect of language relatedness.
@@ -259,10 +259,10 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
 def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[float]:
   """Returns how much the error differs between versions in one language (paper, Section 3.2.2).
 
-  Suppose a language has several versions. Each of them has a retrieval error against a fixed
-  version in a different language. The spread is the difference between the highest and the lowest
-  of these errors. The list contains the spreads for all such languages, fixed versions and
-  retrieval directions.
+  The versions in one language have different retrieval errors against the same version in a
+  different language. The spread is the highest of these errors minus the lowest. The list contains
+  one spread per language with several versions, version in a different language, and retrieval
+  direction.
   """
   spreads: list[float] = []
   for group in dict.fromkeys(group_L):
@@ -279,7 +279,7 @@ def language_tree(error_LL: np.ndarray) -> np.ndarray:
   The result is a SciPy linkage matrix, [L - 1, 4]. The distance between two languages is the mean
   error over both retrieval directions. Leaves are ordered so that similar languages are adjacent.
   """
-  from scipy.cluster import hierarchy  # Imported late because it takes a second.
+  from scipy.cluster import hierarchy  # SciPy is slow to import, so it is imported here.
   from scipy.spatial import distance
 
   distance_P = distance.squareform((error_LL + error_LL.T) / 2)
@@ -287,7 +287,7 @@ def language_tree(error_LL: np.ndarray) -> np.ndarray:
 
 
 def mean_distance(first_ND: np.ndarray, second_ND: np.ndarray) -> float:
-  """Returns the mean Euclidean distance of corresponding rows after normalization, 0 to 2."""
+  """Returns the mean Euclidean distance between corresponding rows after normalization, 0 to 2."""
   first_ND, second_ND = (
     exact_search.unit_rows(x).astype(np.float64) for x in (first_ND, second_ND)
   )
@@ -319,7 +319,7 @@ TED = suite.Benchmark(
 )
 TRANSLATIONS = suite.Benchmark(
   name="translations",
-  title="Several translations of one text, some of them translated again",
+  title="Several translations of one text, including translations of translations",
   files=suite.Files(
     ("translations",),
     "TEXT.CODE.txt or, for translations of translations, TEXT.eng+deu+zho.txt; versions in one "

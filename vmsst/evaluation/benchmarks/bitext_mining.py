@@ -61,7 +61,9 @@ def read_corpus(path: storage.Path) -> Corpus:
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     name, tab, sentence = line.partition("\t")
     if not tab or name in row_by_id:
-      raise errors.InputError(f"{path}:{number}: the line must be a unique id, TAB and a sentence")
+      raise errors.InputError(
+        f"{path}:{number}: the line must contain a unique id, a TAB and a sentence"
+      )
     row_by_id[name] = rows.setdefault(sentence.strip(), len(rows))
   once_N = np.bincount([*row_by_id.values()], minlength=len(rows)) == 1
   return Corpus(list(rows), row_by_id, once_N)
@@ -85,7 +87,7 @@ def read_mining(root: storage.Path) -> list[suite.Task]:
 
 
 def _read_pair(name: str, gold: storage.Path) -> suite.Task:
-  """Reads gold pairs and both corpora from one folder; the file names differ only in the suffix."""
+  """Reads the gold pairs and both corpora; the three file names differ only in the suffix."""
   codes = tuple(files.known_code(code, gold) for code in name.split("-"))
   start = files.plain_name(gold).removesuffix("gold")
   foreign, english = (
@@ -121,7 +123,7 @@ BUCC = suite.Benchmark(
   title="BUCC 2018 (training data)",
   files=suite.Files(
     ("bucc2018",),
-    "xx-en.training.xx, xx-en.training.en and xx-en.training.gold, here or in folders",
+    "xx-en.training.xx, xx-en.training.en and xx-en.training.gold, here or in subfolders",
   ),
   read=_read_bucc,
   averages=suite.metric_means(*METRICS),
@@ -129,9 +131,9 @@ BUCC = suite.Benchmark(
 )
 MINING = suite.Benchmark(
   name="mining",
-  title="Bitext mining in other corpora in BUCC format",
+  title="Bitext mining in your own corpora (BUCC format)",
   files=suite.Files(
-    ("mining",), "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (their ids), plain or .gz"
+    ("mining",), "xx-yy.xx and xx-yy.yy (id, sentence), xx-yy.gold (pairs of ids), plain or .gz"
   ),
   read=read_mining,
   averages=suite.metric_means(*METRICS),

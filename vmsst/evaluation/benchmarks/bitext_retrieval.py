@@ -10,18 +10,18 @@
 
   * `accuracy`: share of queries whose nearest candidate by cosine is the translation, called P@1 in
     the EMS paper (section V-B). Ties go to the first candidate.
-  * `hubness`: skewness of the number of queries that have a candidate among their 4 nearest
-    neighbors, over all candidates.
-  * `xsim`: error rate if the candidate with the highest ratio margin among the 4 nearest is
-    retrieved (soft contrastive paper, section 4.2). A candidate with the same text as the
-    translation counts as correct.
+  * `hubness`: skewness, over all candidates, of the number of queries that have the candidate among
+    their 4 nearest neighbors.
+  * `xsim`: error rate of retrieval by the highest ratio margin among the 4 nearest candidates (soft
+    contrastive paper, section 4.2). A candidate with the same text as the translation counts as
+    correct.
   * `xsim++`: the same error rate for English candidates, with altered English sentences as
     distractors.
 
 * `PARACRAWL` follows the EMS paper (section V-D, Table X): 2,000 queries among 200,000 candidates.
   `accuracy` is the share of queries for which the translation has the highest ratio margin among
-  the 4 nearest candidates. The paper's samples were not published, so use the first lines of
-  shuffled ParaCrawl 5 files.
+  the 4 nearest candidates. The paper's samples are not published, so use the first lines of
+  shuffled ParaCrawl 5 files instead.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def _codes(text: str) -> tuple[str, ...]:
   return tuple(text.split())
 
 
-# Tatoeba languages in the EMS paper's training data.
+# Tatoeba languages covered by the EMS paper's training data.
 _EMS_SEEN = _codes(
   "afr ara ben bul cat ces cmn dan deu ell epo est eus fin fra glg heb hin hrv hun hye ind ita jav "
   "jpn kat kaz kor kur lit lvs mal mar max mkd mon nld nob pes pol por ron rus slk slv spa sqi srp "
@@ -85,10 +85,10 @@ TATOEBA_GROUPS: dict[str, tuple[str, ...]] = {
 
 
 def tatoeba_files(folder: storage.Path) -> dict[str, tuple[storage.Path, storage.Path]]:
-  """Returns the foreign and the English file for each language code in the folder.
+  """Returns the foreign-language file and the English file for each language code.
 
   Raises:
-    InputError: the folder has no files, or the second file of a pair is missing.
+    InputError: If the folder contains no Tatoeba files, or one file of a pair is missing.
   """
   paths = {}
   for path in files.files_in(folder, "tatoeba.*-eng.*"):
@@ -117,9 +117,9 @@ def retrieval_task(
   """Returns a task with one result, the accuracy of translation retrieval in both directions.
 
   Args:
-    name: Name of the task and of the result.
+    name: Name for both the task and the result.
     codes: Codes of the two languages.
-    texts: Texts in each language; equal rows are translations.
+    texts: Texts in each language, aligned row by row.
     target: Word for the second language in metric names.
     several: Whether a text that occurs in several rows has several correct translations.
   """
@@ -135,7 +135,7 @@ def retrieval_task(
 def _summarize_tatoeba(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool
 ) -> suite.Numbers:
-  """Returns means over all, seen and unseen languages, and over `TATOEBA_GROUPS` without gaps."""
+  """Returns means over all, seen and unseen languages, and over complete `TATOEBA_GROUPS`."""
   # Only the foreign language counts as seen or unseen, not English.
   foreign = [suite.Result(x.name, x.languages[:1], x.metrics) for x in results]
   summary: suite.Numbers = {}
@@ -163,13 +163,14 @@ TATOEBA = suite.Benchmark(
 PARALLEL_METRICS = ("accuracy", "xsim", "hubness")
 NTREX_LANGUAGES = [x for x in languages.LANGUAGES if x.ntrex]
 FLORES_LANGUAGES = [x for x in languages.LANGUAGES if x.flores and x.iso639_3 != "nqo"]
-"""The languages of FLORES-200. N'Ko is excluded because only FLORES+ contains it."""
+"""The languages in FLORES-200. N'Ko is excluded because only FLORES+ contains it."""
 FLORES_GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
   "accuracy": {
     "mUSE (182)": _codes("ar de es fr it ja ko nl pl pt ru th tr zh"),
     "<300k (240)": _codes("af gu hi hy jv ka kk mr my nb sw ta te tl ur yo"),
   },
-  "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},  # Soft contrastive, Tables 3 and 9.
+  # The soft contrastive paper uses this group in Tables 3 and 9.
+  "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},
 }
 """Language groups by metric and name. Papers average over all ordered pairs in a group."""
 
@@ -190,7 +191,7 @@ def _read_flores(root: storage.Path) -> list[suite.Task]:
 
 
 def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
-  """Returns NTREX's files by language code; the code of a second reference ends in "_2"."""
+  """Returns the NTREX files by language code; the code of a second reference ends in "_2"."""
   inner = root / "ntrex" / "NTREX-128"
   patterns = ("ntrex.*.txt", "newstest2019-src.*.txt", "newstest2019-ref*.*.txt")
   paths: dict[str, storage.Path] = {}
@@ -200,7 +201,9 @@ def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
     number = start.removeprefix("newstest2019-ref-")
     label = files.known_code(code, path) + (f"_{number}" if number.isdecimal() else "")
     if paths.setdefault(label, path) is not path:
-      raise errors.InputError(f"{paths[label]} and {path} both have language {label}; remove one")
+      raise errors.InputError(
+        f"{paths[label]} and {path} both contain language {label}; remove one"
+      )
   return paths
 
 
@@ -261,14 +264,14 @@ def summarize_pairs(
   """Returns means over ordered language pairs.
 
   Each metric is averaged over all pairs, and separately over pairs into English, from English,
-  without English, in seen languages and in unseen languages. Each group is also averaged if all its
-  pairs have results. For `xsim`, the groups are averaged by candidate language as well. `xsim++`
-  has only the average over all pairs into English.
+  without English, in seen languages and in unseen languages. A group is averaged only if all its
+  pairs have results. For `xsim`, each group also has one average per candidate language. For
+  `xsim++`, only the average over all pairs into English is returned.
 
   Args:
-    groups: Language codes of each group, by metric and group name.
-    results: Results of the pairs.
-    seen: Test for seen languages, or None if they are unknown.
+    groups: Language codes in each group, by metric and group name.
+    results: Results for the pairs.
+    seen: Test for seen languages, or None if the training languages are unknown.
     complete: Whether all languages have results.
   """
   pairs = [tuple(languages.language(code) for code in result.languages) for result in results]
@@ -328,7 +331,7 @@ NTREX = suite.Benchmark(
 # --------------------------------------------------------------------------------------------
 # ParaCrawl
 
-# The languages of Table X, which are all paired with English.
+# The languages in Table X, which are all paired with English.
 _PARACRAWL_CODES = _codes("bg cs da de el es et fi fr hr hu it lt lv nl pl pt ro sk sl sv")
 
 

@@ -2,8 +2,8 @@
 
 The protocol is from the EMS paper (sections V-E and V-F, Tables XI and XII). LASER's multilayer
 perceptron is trained on frozen text vectors in one language and tested in a second language. The
-test uses the parameters from the epoch with the highest accuracy on the development texts. A result
-`en->xx` belongs to a classifier trained in English. `accuracy` is the mean over five seeds, and
+test uses the parameters from the epoch with the highest accuracy on the development texts. The
+result `en->xx` is for a classifier trained in English. `accuracy` is the mean over five seeds, and
 `deviation` is the standard deviation.
 
 The vector of a document is the mean of its sentence vectors. In every language, a sentence ends
@@ -15,8 +15,8 @@ The vector of a document is the mean of its sentence vectors. In every language,
   Armenian, Khmer or Burmese script, with or without a following space.
 * at the end of a line.
 
-As a limitation, text is also split after abbreviations ("Dr. Smith"). Thai and Lao have no
-sentence-final marks, so their texts are split only at line ends.
+These rules also split text after abbreviations ("Dr. Smith"). Thai and Lao have no sentence-final
+marks, so their texts are split only at line ends.
 """
 
 import ast
@@ -66,7 +66,7 @@ _CLS_DOMAINS = ("books", "dvd", "music")
 def mldoc_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
   """Yields the label and the text of each line `label TAB text` in an MLDoc file.
 
-  MLDoc's script may write texts as Python bytes literals (b'...'); these are decoded.
+  MLDoc's script may write texts as Python bytes literals (b'...'). Such texts are decoded.
   """
   for line in text_files.read_lines(str(path)):
     label, text = line.split("\t", 1)
@@ -91,10 +91,10 @@ def cls_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
 
 
 def sib200(folder: storage.Path) -> dict[str, Splits]:
-  """Reads the files CODE.tsv of SIB-200 (header: split, index_id, category, text).
+  """Reads the SIB-200 files CODE.tsv (header: split, index_id, category, text).
 
   Raises:
-    InputError: a file is broken.
+    InputError: If a file is malformed.
   """
   splits = {}
   for path in files.files_in(folder, "*.tsv"):
@@ -150,20 +150,22 @@ def transfer_task(
     name: Name of the task.
     splits: The texts by language code, including English.
     prefix: Prefix for the names of the results.
-    documents: Whether texts are documents. The vector of a document is the mean vector of its
-      sentences. Documents have no result `en->en`, because CLS uses the English test set to choose
+    documents: Whether the texts are documents. The vector of a document is the mean of its sentence
+      vectors. Documents have no result `en->en`, because CLS uses the English test set to choose
       the epoch.
     into_english: Whether to also train a classifier in each language and test it in English, with
       results named `xx->en`.
 
   Raises:
-    InputError: English is missing, or documents are in English only.
+    InputError: If English is missing, or if documents are only in English.
   """
   english = next((code for code in splits if _is_english(code)), "")
   if not english or (documents and len(splits) < 2):
-    raise errors.InputError(f"{name} needs English and another language; add the missing files")
+    raise errors.InputError(
+      f"{name} needs English and at least one other language; add the missing files"
+    )
   classes = sorted({label for split in splits.values() for label in split.train.labels})
-  text_sets = {}  # Keyed by object: a set used for dev and test is embedded once.
+  text_sets = {}  # Keys are objects, so a set used for dev and test is embedded once.
   for code, split in splits.items():
     for data in (split.train, split.dev, split.test):
       text_sets[data] = suite.TextSet(code, data.texts, split=sentences if documents else None)
@@ -173,7 +175,7 @@ def transfer_task(
   pairs += [(code, english) for code in splits if into_english and code != english]
 
   def score(*vectors: np.ndarray) -> list[suite.Result]:
-    from vmsst.evaluation.metrics import classification  # Imported late because it needs JAX.
+    from vmsst.evaluation.metrics import classification  # JAX is loaded only when needed.
 
     labeled = {}
     for data, vectors_ND in zip(text_sets, vectors, strict=True):
@@ -205,7 +207,7 @@ def summarize(results: Sequence[suite.Result], seen: suite.Seen, complete: bool)
   * `accuracy`: over results between two different languages
   * `accuracy seen` and `accuracy unseen`: the same for seen and unseen languages
   * `accuracy from English` and `accuracy into English`: only if both directions have results
-  * `English`: over results with training and test in English
+  * `English`: over results of classifiers trained and tested in English
   """
   between = [x for x in results if x.languages[0] != x.languages[1]]
   groups = {"accuracy": between}
@@ -260,7 +262,7 @@ SIB200 = suite.Benchmark(
 
 _CLOSING = r"[\"'”’»›)\]）」』】》〉]*+"
 _SPACED = rf"(?<![.!?…])(?P<stop>[.!?…]++){_CLOSING}(?=\s++(?P<next>\S))"
-# Sentence-final marks of Chinese and Japanese, Arabic and Urdu, Devanagari, Ethiopic, Armenian,
+# Sentence-final marks in Chinese and Japanese, Arabic and Urdu, Devanagari, Ethiopic, Armenian,
 # Khmer, Burmese.
 _UNSPACED = rf"[。！？｡؟۔।॥።፧։។៕။]++{_CLOSING}"
 _BOUNDARY = re.compile(rf"{_SPACED}|{_UNSPACED}|\n")

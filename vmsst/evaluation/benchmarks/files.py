@@ -15,16 +15,16 @@ _Record = TypeVar("_Record")
 
 
 def files_in(folder: storage.Path, *patterns: str) -> list[storage.Path]:
-  """Returns the files that match a glob pattern, sorted.
+  """Returns the files that match any of the glob patterns, sorted.
 
   If a file exists both plain and gzipped, only the plain file is returned.
 
   Args:
-    folder: Folder of the files.
+    folder: Folder to search.
     patterns: Glob patterns without `.gz`.
 
   Raises:
-    InputError: no file matches.
+    InputError: If no file matches any pattern.
   """
   paths = {
     plain_name(path): path
@@ -33,12 +33,12 @@ def files_in(folder: storage.Path, *patterns: str) -> list[storage.Path]:
     for path in storage.find(folder, pattern + end)
   }
   if not paths:
-    raise errors.InputError(f"{folder} has no {' or '.join(patterns)}")
+    raise errors.InputError(f"{folder} contains no {' or '.join(patterns)}")
   return sorted(paths.values())
 
 
 def plain_or_gzipped(path: storage.Path) -> storage.Path:
-  """Returns `path`, or else `path` with `.gz`; raises InputError if neither exists."""
+  """Returns `path` if it exists, or else `path` with `.gz`; raises InputError if neither exists."""
   gzipped = path.with_name(path.name + ".gz")
   for candidate in (path, gzipped):
     if storage.is_file(candidate):
@@ -47,7 +47,7 @@ def plain_or_gzipped(path: storage.Path) -> storage.Path:
 
 
 def plain_name(path: storage.Path) -> str:
-  """Returns the name of a file without `.gz`."""
+  """Returns the file name without `.gz`."""
   return path.name.removesuffix(".gz")
 
 
@@ -56,16 +56,18 @@ def table(path: storage.Path, columns: int | None = None) -> Iterator[list[str]]
 
   Args:
     path: The file.
-    columns: Number of fields (default: as many as in the first line).
+    columns: Expected number of fields (default: the number in the first line).
 
   Raises:
-    InputError: a line has a different number of fields.
+    InputError: If a line does not have the expected number of fields.
   """
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     row = line.split("\t")
     columns = columns or len(row)
     if len(row) != columns:
-      raise errors.InputError(f"{path}:{number}: {len(row)} fields, not {columns}")
+      raise errors.InputError(
+        f"{path}:{number}: the line has {len(row)} fields instead of {columns}"
+      )
     yield row
 
 
@@ -75,13 +77,13 @@ def column(path: storage.Path) -> list[str]:
 
 
 def read_aligned(*paths: storage.Path) -> list[list[str]]:
-  """Returns the lines of aligned files; raises InputError if line counts differ or are 0."""
+  """Returns the lines of aligned files; raises InputError if the line counts differ or are 0."""
   columns = [column(path) for path in paths]
   for path, texts in zip(paths, columns, strict=True):
     if len(texts) != len(columns[0]) or not texts:
       raise errors.InputError(
-        f"{paths[0]} has {len(columns[0])} lines and {path} has {len(texts)}, but they must be "
-        "aligned; copy both files again"
+        f"{paths[0]} has {len(columns[0])} lines and {path} has {len(texts)}, but the files "
+        "must be aligned; copy both files again"
       )
   return columns
 
@@ -96,7 +98,7 @@ def number(field: str, path: storage.Path, line: int) -> float:
   with contextlib.suppress(ValueError):
     if math.isfinite(value := float(field)):
       return value
-  raise errors.InputError(f"{path}:{line}: {field!r} is not a score; give a number")
+  raise errors.InputError(f"{path}:{line}: {field!r} is not a score; use a number")
 
 
 def known_code(code: str, path: storage.Path) -> str:

@@ -1,17 +1,17 @@
 """Benchmarks from a user's own files: scored pairs, bitext, or queries with relevant texts.
 
-Each file becomes a benchmark with one result. The languages are read from the file name
+Each file is a separate benchmark with one result. The languages are read from the file name
 (`my.de-en.tsv`). The metrics, times 100, are
 
 * for `sts`: `pearson` and `spearman`, the correlations between cosines and scores.
 * for `bitext`: `accuracy`, the accuracy of nearest-neighbor search by cosine, and `xsim`, the error
-  rate of the ratio margin among the k = 4 nearest neighbors. Metrics with `forward` in the name
-  search the targets, and metrics with `backward` search the sources. A metric with neither word is
-  the mean of both directions. If a text is on several lines, such as a question with several
-  answers, the second text on each of these lines counts as correct.
+  rate of the ratio margin among the k = 4 nearest neighbors. For metrics with `forward` in the
+  name, the targets are searched. For metrics with `backward` in the name, the sources are searched.
+  All other metrics are means over both directions. If a text is on several lines, for example a
+  question with several answers, all texts paired with this text count as correct.
 * for `retrieval`: `accuracy`, `MRR@10`, `R@10` and `nDCG@10`. The candidates for each query are all
-  distinct texts. The encoder's query prompt is applied to queries, and its document prompt to
-  texts.
+  distinct texts. The encoder's query prompt is applied to queries, and the document prompt is
+  applied to texts.
 """
 
 import functools
@@ -42,13 +42,13 @@ def benchmarks(
   Args:
     sts: Files or shell patterns with lines `score TAB first sentence TAB second sentence`.
     bitext: Files or shell patterns in any bitext format of `vmsst.data.readers`.
-    retrieval: Files or shell patterns with lines `query TAB text`, or JSON Lines of objects with
-      `query` and `text`. Repeat a query to give it several texts. A numeric first or third column,
-      or an additional numeric field in the object, is a relevance label; texts with label 0 are not
-      relevant.
+    retrieval: Files or shell patterns with lines `query TAB text`, or JSON Lines files whose
+      objects contain `query` and `text`. A query with several relevant texts is repeated on several
+      lines. A numeric first or third column, or an additional numeric field in the object, is read
+      as a relevance label. Texts with label 0 are not relevant.
 
   Raises:
-    InputError: a pattern matches no file, the name of a TMX or Moses file does not show the
+    InputError: If a pattern matches no file, the name of a TMX or Moses file does not show the
       languages, or two files have the same benchmark name.
   """
   results = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
@@ -62,7 +62,9 @@ def benchmarks(
     results.append(_benchmark("retrieval", x.paths, functools.partial(_retrieval, x)))
   names = [benchmark.name for benchmark in results]
   if duplicates := {name for name in names if names.count(name) > 1}:
-    raise errors.InputError(f"two files are named {' and '.join(sorted(duplicates))}; rename one")
+    raise errors.InputError(
+      f"duplicate benchmark names: {', '.join(sorted(duplicates))}; rename the files"
+    )
   return results
 
 
@@ -81,13 +83,13 @@ def _benchmark(kind: str, paths: Sequence[str], task: Callable[[], suite.Task]) 
       optional=tuple(glob.escape(os.path.basename(path)) for path in paths),
       root=storage.path(folder),
     ),
-    read=functools.cache(lambda root: [task()]),  # Commands already read the files to check them.
+    read=functools.cache(lambda root: [task()]),  # The cache avoids reading files twice.
     averages=lambda results, seen, complete: results[0].metrics,
   )
 
 
 def _languages(path: str) -> tuple[str, str]:
-  """Returns the language codes in a file name, or "und" twice if it has none."""
+  """Returns the language codes in a file name, or "und" twice if the name contains none."""
   try:
     first, second = readers.languages_in_name(path)
   except errors.InputError:
@@ -104,7 +106,7 @@ def _bitext(pairs: readers.BitextFile) -> suite.Task:
   texts = tuple(zip(*readers.read_pairs(pairs), strict=True))
 
   def score(*vectors: np.ndarray) -> suite.Numbers:
-    metrics = {"accuracy": 0.0, "xsim": 0.0}  # Means of both directions.
+    metrics = {"accuracy": 0.0, "xsim": 0.0}  # Means over both directions.
     for direction, columns, nearest in zip(
       ("forward", "backward"), (texts, texts[::-1]), retrieval.nearest(*vectors), strict=True
     ):

@@ -1,15 +1,15 @@
-"""Question retrieval in a knowledge base of questions, by cosine.
+"""Question retrieval from a knowledge base of questions and answers, by cosine.
 
 * `QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12). The queries are
   from NQ-open and MKQA. Each query receives the answer to the nearest of PAQ's 65 million
   questions. The metric is the share of correct answers.
 * `sample_benchmark` is the same task with a small sample of PAQ, for evaluation during training.
 * `MKQA_SMALL` is a small task that does not need PAQ. For each MKQA question in a foreign language,
-  it retrieves the English original from the English questions of MKQA and NQ.
+  it retrieves the English original from the English questions in MKQA and NQ.
 
 `QUESTIONS` reads the knowledge base in shards of lines, so its memory use does not grow with the
 knowledge base. For each shard, it embeds the questions, finds the nearest question to each query,
-and compares the answers. The search is repeated for each vector size; in array names, W is the
+and compares the answers. The search is repeated for each vector size. In array names, W is the
 number of vector sizes.
 """
 
@@ -49,7 +49,7 @@ MKQA_LANGUAGES = (
   "nl", "no", "pl", "pt", "ru", "sv", "th", "tr", "vi", "zh_cn",
 )
 # fmt: on
-"""Languages of Table 12. The mean excludes MKQA's zh_hk and zh_tw."""
+"""Languages in Table 12. The mean excludes MKQA's zh_hk and zh_tw."""
 
 _MKQA_SETS = tuple(f"mkqa {code}" for code in MKQA_LANGUAGES)
 
@@ -64,7 +64,7 @@ class Questions:
     name: Unique name.
     language: Language code.
     texts: The questions.
-    gold: Correct answers to each question, normalized by `retrieval.normalize_answers`.
+    gold: Correct answers to each question, normalized with `retrieval.normalize_answers`.
   """
 
   name: str
@@ -88,14 +88,14 @@ class _MkqaRecord(msgspec.Struct):
 
 
 def mkqa(path: storage.Path) -> list[Questions]:
-  """Reads the questions of mkqa.jsonl.gz in each language.
+  """Reads the questions in each language from mkqa.jsonl.gz.
 
   The gold answers in all languages are the English answers and their aliases, because the knowledge
   base is English. A third of the questions have no short answer or no answer at all. These
   questions are dropped, because no answer in the knowledge base could be correct.
 
   Raises:
-    InputError: the file is broken, or a language is unknown.
+    InputError: If the file is malformed, or a language is unknown.
   """
   by_language: dict[str, Questions] = {}
   for record in text_files.read_records(path, _MkqaRecord):
@@ -111,14 +111,14 @@ def mkqa(path: storage.Path) -> list[Questions]:
 
 @dataclasses.dataclass(frozen=True)
 class KnowledgeSearch(suite.Task):
-  """Answers the queries of all text sets in one pass over a knowledge base.
+  """Answers the queries in all text sets in one pass over a knowledge base.
 
   Unlike other tasks, this task does not pass vectors to `score`. It passes one array per text set,
   bool [N], that marks the queries with a correct answer.
 
   Attributes:
-    gold: Correct answers to each query, in the order of the text sets.
-    paths: Files of the knowledge base, with a `Question` per line.
+    gold: Correct answers to each query, in the same order as the text sets.
+    paths: Knowledge base files, with one `Question` per line.
   """
 
   gold: Sequence[frozenset[str]] = ()
@@ -152,13 +152,13 @@ def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Res
 def _averages(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool, *, note: str = ""
 ) -> suite.Numbers:
-  """Returns the accuracy on NQ and mean accuracies on MKQA over the languages of Table 12.
+  """Returns the accuracy on NQ and mean accuracies on MKQA over the languages in Table 12.
 
   Args:
     results: The results.
-    seen: Test for seen languages, or None if they are unknown.
+    seen: Test for seen languages, or None if the training languages are unknown.
     complete: Ignored, because each average has its own list of expected results.
-    note: Suffix for the names of the averages.
+    note: Suffix for the average names.
   """
   groups = {f"nq{note}": ["nq"], f"mkqa{note}": _MKQA_SETS}
   means = suite.group_means(results, "accuracy", groups)
@@ -168,7 +168,7 @@ def _averages(
 
 
 def question_sets(root: storage.Path) -> list[Questions]:
-  """Reads the queries of NQ and MKQA; a set without files is skipped."""
+  """Reads the NQ and MKQA queries; sets without files are skipped."""
   sets = []
   if (root / "nq").is_dir():
     # The usual test set is the file that Google published as "dev". Some copies call this file
@@ -192,7 +192,7 @@ def _read(root: storage.Path, *, sample: int | None = None) -> list[suite.Task]:
     gold = [answers for x in sets for answers in x.gold]
     score = functools.partial(_accuracies, sets)
     return [KnowledgeSearch("knowledge base", text_sets, score, large=True, gold=gold, paths=paths)]
-  # Similar questions are sampled by shared words, so only English queries are useful.
+  # PAQ is English and is sampled by shared words, so only English queries are useful.
   english = [x for x in sets if x.language == _KNOWLEDGE_LANGUAGE]
   queries = (pair for x in english or sets for pair in zip(x.texts, x.gold, strict=True))
   base = knowledge_sample(queries, paths, sample)
@@ -307,7 +307,7 @@ class Queries:
   Attributes:
     texts: Language code and queries of each text set, Q queries in total.
     gold: Correct answers to each query, sorted.
-    sizes: Vector sizes to search with, as numbers of leading dimensions. None uses all dimensions.
+    sizes: Numbers of leading dimensions to search with. None uses all dimensions.
   """
 
   texts: tuple[tuple[str, tuple[str, ...]], ...]
@@ -318,17 +318,17 @@ class Queries:
 def search_knowledge(
   vectors: embedder.Embedder, queries: Queries, paths: Sequence[storage.Path]
 ) -> np.ndarray:
-  """Returns whether the nearest question has a correct answer, by size and query, bool [W, Q].
+  """Returns whether the nearest question has a correct answer, per size and query, bool [W, Q].
 
   Ties go to the first question.
 
   Args:
-    vectors: Embeds the texts; may store the result of each shard.
+    vectors: Embedder for the texts; may store the result of each shard.
     queries: The queries.
-    paths: Files of the knowledge base, with a `Question` per line, as in PAQ.
+    paths: Knowledge base files, with one `Question` per line, as in PAQ.
 
   Raises:
-    InputError: a file is broken, or a vector is not finite.
+    InputError: If a file is malformed, or a vector is not finite.
   """
   digest = hashlib.sha256(json.dumps(dataclasses.astuple(queries)).encode()).hexdigest()
   best_WQ = np.full((len(queries.sizes), len(queries.gold)), -np.inf, np.float32)
@@ -365,8 +365,8 @@ def _nearest(
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
     index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
     right.append(are_right(index_Q, base, queries.gold))
-    # The cosines are recomputed because they are compared across shards, and the rounding of the
-    # search scores depends on the position of a row in its shard.
+    # The cosines are recomputed because they are compared across shards, and the rounding of
+    # search scores depends on the position of a row in the shard.
     unit_QD = exact_search.unit_rows(query_QD[:, :size])
     rows = exact_search.blocks(len(index_Q))
     cosines = [np.einsum("bd,bd->b", unit_QD[x], unit_MD[index_Q[x]]) for x in rows]
@@ -375,9 +375,9 @@ def _nearest(
   return {"score": np.array(scores), "right": np.array(right), "width": width}
 
 
-@functools.lru_cache(1)  # Cached because a process searches many shards with the same queries.
+@functools.lru_cache(1)  # Query vectors are reused for all shards.
 def _query_vectors(source: encoding.EncoderSource, queries: Queries) -> np.ndarray:
-  """Returns the vectors of the queries, float32 [Q, D]."""
+  """Returns the vectors for the queries, float32 [Q, D]."""
   vectors = []
   for code, texts in queries.texts:
     codes = [code] * len(texts)
@@ -393,7 +393,7 @@ def are_right(
 
   Args:
     index_Q: Position in `base` of the question retrieved for each query.
-    base: Questions of the knowledge base.
+    base: Questions in the knowledge base.
     gold: Correct answers to each query, normalized.
   """
   normalized = {i: retrieval.normalize_answers(base[i].answers) for i in set(index_Q.tolist())}
@@ -409,16 +409,16 @@ def knowledge_sample(
   The sample consists of random questions and, for each query, up to `RIGHT_PER_QUERY` questions
   with a correct answer. If more questions have a correct answer, the sample contains the questions
   whose words are most similar to the query, by Jaccard similarity. The files are read once, in
-  constant memory. The same arguments and files give the same sample.
+  constant memory. The same arguments and files always produce the same sample.
 
   Args:
-    queries: Text and correct answers of each query, in the language of the knowledge base.
-    paths: Files of the knowledge base, with a `Question` per line.
+    queries: Text and correct answers for each query, in the language of the knowledge base.
+    paths: Knowledge base files, with one `Question` per line.
     size: Number of random questions. If the knowledge base has fewer questions, all of them are
       used.
 
   Raises:
-    InputError: a file is broken.
+    InputError: If a file is malformed.
   """
   words: list[set[str]] = []
   numbers_by_answer: dict[str, list[int]] = {}

@@ -1,11 +1,11 @@
 """Semantic textual similarity: correlation of cosines with human scores for sentence pairs.
 
-* `STS`: the English test sets of SemEval 2012 to 2016. As in the VMSST paper (section 6.2 and
-  appendix B.1), Pearson's correlation is averaged over the sets of a year, then over years.
-  Spearman's correlation is computed over all pairs of a year, except for the set SMT in 2013.
+* `STS`: the English test sets from SemEval 2012 to 2016. As in the VMSST paper (section 6.2 and
+  appendix B.1), Pearson's correlation is averaged over the sets in a year, then over years.
+  Spearman's correlation is computed over all pairs in a year, without the set SMT in 2013.
 * `XLSTS`: SemEval-2017 task 1, with monolingual and cross-lingual pairs. As in the VMSST paper
   (Tables 1 and 10), averages are over ar-ar, ar-en, es-es, es-en and tr-en. The es-en pairs are
-  from track 4a, which has the same English sentences as the other four tracks. Track 4b (es-en,
+  from track 4a, which uses the same English sentences as the other four tracks. Track 4b (es-en,
   news and bad translations) and track 5 (en-en) have results, but are excluded from the averages.
 * `STSB`: the STS Benchmark in English and its translations. Every test and dev split has a result,
   such as `de.test`. If pairs are missing, the name shows how many pairs are present, as in "de.test
@@ -37,7 +37,7 @@ SETS: dict[str, tuple[str, ...]] = {
   "2015": ("answers-forums", "answers-students", "belief", "headlines", "images"),
   "2016": ("answer-answer", "headlines", "plagiarism", "postediting", "question-question"),
 }
-"""The official test sets of each year."""
+"""The official test sets for each year."""
 
 _NAMES = {year: [f"STS{year[2:]}.{name}" for name in names] for year, names in SETS.items()}
 _NOT_IN_SPEARMAN = "STS13.SMT"
@@ -84,7 +84,7 @@ class ScoredPairs:
     )
 
   def result(self, first_ND: np.ndarray, second_ND: np.ndarray) -> suite.Result:
-    """Returns a result with both correlations, given the vectors of the sentences."""
+    """Returns a result with both correlations, given the sentence vectors."""
     score_N = np.array([row[0] for row in self.rows])
     metrics = correlations(cosines(first_ND, second_ND), score_N)
     return suite.Result(self.name, self.languages, metrics)
@@ -95,7 +95,7 @@ class ScoredPairs:
 
 
 def cosines(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
-  """Returns the cosines of corresponding rows, float64 [N]; 0 if a row is all zeros."""
+  """Returns the cosines between corresponding rows, float64 [N]; 0 if a row is all zeros."""
   first_ND, second_ND = exact_search.unit_rows(first_ND), exact_search.unit_rows(second_ND)
   return np.einsum("nd,nd->n", first_ND, second_ND, dtype=np.float64)
 
@@ -103,17 +103,19 @@ def cosines(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
 def correlations(cosine_N: np.ndarray, score_N: np.ndarray) -> suite.Numbers:
   """Returns `pearson` and `spearman`, times 100.
 
-  For ranks, cosines are rounded to 6 decimals, so that rounding errors cannot break ties.
+  Before ranking, cosines are rounded to 6 decimals, so that rounding errors cannot break ties.
 
   Raises:
-    ValueError: all cosines or all scores are equal.
+    ValueError: If all cosines or all scores are equal.
   """
-  from scipy import stats  # Imported late because it takes a second.
+  from scipy import stats  # SciPy is slow to import, so it is imported here.
 
   rounded_N = np.round(cosine_N, 6)
   # Without this check, the correlation of constant cosines would be noise from rounding errors.
   if np.ptp(rounded_N) == 0 or np.ptp(score_N) == 0:
-    raise ValueError(f"all {len(score_N)} cosines or scores are equal: no correlation is defined")
+    raise ValueError(
+      f"all {len(score_N)} cosines or scores are equal, so no correlation is defined"
+    )
   pearson = stats.pearsonr(cosine_N, score_N).statistic
   spearman = stats.pearsonr(stats.rankdata(rounded_N), stats.rankdata(score_N)).statistic
   return {"pearson": 100 * float(pearson), "spearman": 100 * float(spearman)}
@@ -131,7 +133,7 @@ def scored_table(path: storage.Path, name: str, codes: tuple[str, str]) -> Score
 def _semeval_sets(
   folder: storage.Path, archive: storage.Path, year: str, official: Mapping[str, tuple[str, str]]
 ) -> list[ScoredPairs]:
-  """Reads the official sets of a year, in their official order; sets without files are skipped.
+  """Reads the official sets for a year, in official order; sets without files are skipped.
 
   Args:
     folder: Folder with tables such as `STS12.MSRpar.tsv`.
@@ -140,7 +142,7 @@ def _semeval_sets(
     official: Language codes of the official sets, by name (such as MSRpar).
 
   Raises:
-    InputError: a file is broken.
+    InputError: If a file is malformed.
   """
   sets = {}
   for path in storage.find(folder, f"STS{year}.*.tsv*"):
@@ -154,7 +156,7 @@ def _semeval_sets(
     gold = files.plain_or_gzipped(path.with_name(files.plain_name(path).replace(".input.", ".gs.")))
     pairs = [line.split("\t") for line in text_files.read_lines(str(path))]
     scores = [line.strip() for line in text_files.read_lines(str(gold))]
-    # Track 6 was published with 500 pairs; the first 250 have a score.
+    # Track 6 was published with 500 pairs; only the first 250 have scores.
     if len(pairs) != len(scores) and not name.startswith("track6."):
       raise errors.InputError(
         f"{path} has {len(pairs)} lines and {gold} has {len(scores)}, but each pair needs a score "
@@ -172,8 +174,8 @@ def _semeval_sets(
 def _read_sts(root: storage.Path) -> list[suite.Task]:
   """Returns one task per year.
 
-  Each set has a result with `pearson` and `spearman` (STS12.MSRpar). Each year has a result with
-  `spearman` over all pairs (STS12), except for SMT in 2013.
+  Each set has a result such as STS12.MSRpar, with the metrics `pearson` and `spearman`. Each year
+  has a result such as STS12, with `spearman` over all pairs except the set SMT in 2013.
   """
   tasks = []
   for year, names in SETS.items():
@@ -241,7 +243,7 @@ def _read_stsb(root: storage.Path) -> list[suite.Task]:
   tasks: list[suite.Task] = []
   for path in files.files_in(root / "stsb", "stsb.*.tsv", "sts-dev.csv", "sts-test.csv"):
     start, code, *_ = files.plain_name(path).split(".")
-    # The published English files show the split in their name, and the split column has a genre.
+    # The published English files have the split in their name and a genre in the split column.
     english = re.fullmatch("sts-(dev|test)", start)
     code = "eng" if english else files.known_code(code, path)
     rows: dict[str, list[tuple[float, str, str]]] = {}
@@ -267,7 +269,7 @@ def _summarize_stsb(
   for split, metric in itertools.product(SPLITS, reversed(METRICS)):
     names = {f"{code}.{split}" for code in LANGUAGES}
     split_results = [x for x in results if x.name.split(" ")[0] in names]
-    # The name of a split with missing pairs ends in a note, so it is not in `names`.
+    # The name of a split with missing pairs ends in a note, so the name is not in `names`.
     complete = names == {x.name for x in split_results}
     values = (x.metrics[metric] for x in split_results)
     summary |= suite.mean(f"{metric} {split}", values, complete=complete)

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of sentence alignments.
+"""Precision, recall and F1 for sentence alignments.
 
 The strict and lax scores are the same as in Vecalign's `score.py` (Thompson and Koehn, 2019).
 """
@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 
 Pairs = Sequence[Sequence[Any]]
-"""Alignments in one document: source and target sentence numbers, then ignored values."""
+"""Alignments in one document: source and target sentence numbers; further values are ignored."""
 
 
 def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[str, float]:
   """Returns precision, recall and F1 over all documents, 0 to 1.
 
-  In strict scores, a predicted alignment is correct if it equals a gold alignment. In lax scores,
-  it is also correct if it shares at least one source sentence and one target sentence with a single
-  gold alignment. Alignments without sources or without targets (deletions) count for precision, but
-  not for recall.
+  In strict scores, a predicted alignment is correct if it equals a gold alignment. In lax scores, a
+  predicted alignment only needs to share a source sentence and a target sentence with the same gold
+  alignment. Alignments without sources or without targets (deletions) count for precision, but not
+  for recall.
 
   Args:
-    gold: Gold alignments of each document.
-    predicted: Predicted alignments of each document.
+    gold: Gold alignments for each document.
+    predicted: Predicted alignments for each document.
 
   Returns:
     The scores by name, such as "strict_precision", "strict_recall" or "lax_f1".
@@ -34,7 +34,7 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
     >>> {name: round(value, 2) for name, value in scores.items() if name.endswith("precision")}
     {'strict_precision': 0.33, 'lax_precision': 0.67}
   """
-  # Number of strict hits, lax hits and alignments.
+  # Numbers of strict hits, lax hits and alignments.
   counts = {name: np.zeros(3) for name in ("precision", "recall")}
   for document in zip(gold, predicted, strict=True):
     truth, test = ({(tuple(x[0]), tuple(x[1])) for x in pairs if any(x[:2])} for pairs in document)

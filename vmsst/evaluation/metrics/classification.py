@@ -1,8 +1,8 @@
 """Classifies frozen sentence vectors by topic or sentiment with a small network.
 
 The classifier is trained with labels in one language and tested in another. The architecture and
-the training procedure are the same as in LASER's MLDoc experiments. The EMS paper uses them for
-Tables XI to XIV.
+the training procedure are the same as in LASER's MLDoc experiments. The EMS paper uses this method
+in Tables XI to XIV.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from vmsst import errors
 
 @dataclasses.dataclass(frozen=True)
 class MlpConfig:
-  """Configuration of a multilayer perceptron with tanh; defaults are LASER's values for MLDoc.
+  """Configuration of a tanh multilayer perceptron; the defaults are LASER's values for MLDoc.
 
   Attributes:
     hidden: Widths of the hidden layers.
     dropout_rate: Dropout rate for the input and every hidden layer.
-    learning_rate: Learning rate of Adam.
+    learning_rate: Learning rate for Adam.
     batch_size: Vectors per step. An incomplete last batch of an epoch is dropped.
     epochs: Number of epochs.
   """
@@ -66,22 +66,22 @@ def transfer_accuracies(
   """Trains one classifier per split; returns its accuracy on every test set, 0 to 1.
 
   Usually, each split and each test set is in one language. Each classifier is tested with the
-  parameters from the epoch with the highest accuracy on `dev`; ties go to the last epoch. All
-  seeds, and all splits with the same number of vectors, are trained together. Papers usually report
-  the mean over five seeds.
+  parameters from the epoch with the highest accuracy on `dev`; ties go to the last epoch. The
+  classifiers for all seeds, and for all splits with the same number of vectors, are trained in
+  parallel. Papers usually report the mean over five seeds.
 
   Args:
     splits: Training and development data by name.
     tests: Test data by name.
     num_classes: Number of classes C.
-    seeds: Seeds for the initial parameters, the order of the data and dropout.
+    seeds: Seeds for the initial parameters, the data order and dropout.
     config: Configuration of the classifier (default: LASER's).
 
   Returns:
     Accuracies by split and test set: `accuracies[split][test]` is an array with one value per seed.
 
   Raises:
-    InputError: a split has fewer vectors than one batch.
+    InputError: If a split has fewer vectors than one batch.
   """
   config = config or MlpConfig()
   by_shape: dict[Any, list[str]] = {}
@@ -126,7 +126,7 @@ def _train(
   dev_MD: Float[Array, "M D"],
   dev_label_M: Int[Array, "M"],
 ) -> Any:
-  """Trains one classifier; returns the parameters of the best epoch."""
+  """Trains one classifier; returns the parameters from the best epoch."""
   batch_size, widths = config.batch_size, (train_ND.shape[1], *config.hidden, num_classes)
   steps = len(train_ND) // batch_size
   # Each step is so small that its time depends on the number of operations. Flat parameters need
@@ -148,7 +148,7 @@ def _train(
 
   def epoch(carry: Any, rng: jax.Array) -> tuple[Any, None]:
     state, best, best_accuracy = carry
-    # All random numbers come from one call, because each call takes seconds to compile.
+    # One call draws all random numbers, because each call takes seconds to compile.
     count = steps * batch_size
     draw = jax.random.uniform(rng, (len(train_ND) + count * sum(widths[:-1]),))
     row_SB = jnp.argsort(draw[: len(train_ND)])[:count].reshape(steps, batch_size)
@@ -169,7 +169,7 @@ def _train(
 def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Array]]:
   """Initializes kernels and biases as torch.nn.Linear does.
 
-  All values are drawn uniformly from +-1 / sqrt(inputs).
+  All values are drawn uniformly from the interval [-1 / sqrt(inputs), 1 / sqrt(inputs)].
   """
   shapes = list(itertools.pairwise(widths))
   draw = jax.random.uniform(rng, (sum((i + 1) * o for i, o in shapes),), minval=-1.0)

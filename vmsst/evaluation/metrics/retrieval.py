@@ -21,20 +21,20 @@ def translation_accuracy(
   *,
   texts: Sequence[Sequence[str]] | None = None,
 ) -> dict[str, float]:
-  """Returns the accuracy of translation retrieval by nearest neighbors (cosine).
+  """Returns the accuracy of translation retrieval by nearest-neighbor search (cosine).
 
   Row i of the targets is the translation of row i of the sources. `forward` is the share of sources
-  whose nearest target is their translation. `backward` is the share of targets whose nearest source
-  is their translation. `average` is the mean of both shares. Ties go to the first row.
+  for which the nearest target is the translation. `backward` is the share of targets for which the
+  nearest source is the translation. `average` is the mean of both shares. Ties go to the first row.
 
   Args:
-    source_ND: Vectors of the sources.
-    target_ND: Vectors of the targets.
-    texts: The source and the target texts, if one text can have several correct translations; see
-      `pair_accuracy`.
+    source_ND: Source vectors.
+    target_ND: Target vectors.
+    texts: The source texts and the target texts, if one text can have several correct translations;
+      see `pair_accuracy`.
 
   Raises:
-    ValueError: a value is not finite.
+    ValueError: If a vector is not finite.
 
   Examples:
     >>> source_ND = np.array([[1.0, 0.0], [0.0, 1.0]])
@@ -52,7 +52,7 @@ def translation_accuracy(
 def pair_accuracy(
   nearest_N: Sequence[int] | np.ndarray, sources: Sequence[Any], targets: Sequence[Any]
 ) -> float:
-  """Returns the accuracy of retrieved targets if a source can have several correct targets.
+  """Returns the retrieval accuracy if a source can have several correct targets.
 
   A retrieved target is correct if any row pairs it with the source. For example, a question on
   several rows has several correct answers.
@@ -74,9 +74,9 @@ def rank_metrics(
 
   * `accuracy`: whether the nearest row is relevant
   * `MRR@k`: 1 / rank of the first relevant row
-  * `R@k`: share of the relevant rows among the k nearest
+  * `R@k`: share of the relevant rows that are among the k nearest
   * `nDCG@k`: sum of the relevance grades of the k nearest rows, discounted by log2(1 + rank) and
-    divided by the sum for the best possible order
+    divided by the same sum for the best possible order
 
   Args:
     neighbors: At least k neighbors of each query, or all rows.
@@ -136,8 +136,8 @@ class Nearest:
   Attributes:
     cosine_N: Row of the nearest candidate by cosine; ties go to the first row.
     margin_N: Row with the highest margin among the k nearest candidates; ties go to the first row.
-    hubness: Skewness of the number of sentences that have a candidate among their k nearest, over
-      all candidates (Radovanovic et al., 2010); 0 if all numbers are equal.
+    hubness: Skewness, over all candidates, of the number of sentences that have the candidate among
+      their k nearest (Radovanovic et al., 2010); 0 if this number is the same for all candidates.
   """
 
   cosine_N: np.ndarray
@@ -152,7 +152,7 @@ def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple
   need not be normalized.
 
   Raises:
-    ValueError: a value is not finite.
+    ValueError: If a vector is not finite.
   """
   both = exact_search.mutual_top_k(source_ND, target_MD, 4)
   results = []
@@ -168,7 +168,7 @@ def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple
 
 
 def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
-  """Returns the share of predicted targets whose text differs from the translation.
+  """Returns the share of predicted targets with a text that differs from the translation.
 
   This is xSIM, or xSIM++ if the targets include altered translations.
 

@@ -34,7 +34,7 @@ def test_texts_with_a_label_of_0_are_searched_but_not_relevant(tmp_path, name, l
   ("lines", "message"),
   [
     (["a\ta\t0", "b\tb\t0"], "no text has a label above 0"),
-    (["a\ta\tgood"], ":1: 'good' is not a score; give a number"),
+    (["a\ta\tgood"], ":1: 'good' is not a score; use a number"),
   ],
 )
 def test_labels_that_cannot_be_used_are_named(tmp_path, lines, message):
