@@ -61,7 +61,7 @@ class Tokenizer:
   def __call__(
     self, columns: Mapping[str, Any], lengths: Mapping[str, Any]
   ) -> dict[str, np.ndarray]:
-    """Returns the requested columns, with each text replaced by padded token ids.
+    """Returns the requested columns, with texts replaced by padded token ids.
 
     Args:
       columns: Columns by name. `inputs`, `targets` and `negatives` contain texts; only `inputs` is
@@ -104,7 +104,7 @@ class Tokenizer:
     return [vocabularies.cut_with_eos(text, limit or len(text) + 1, eos_id) for text in ids]
 
   def _languages(self, columns: Mapping[str, Any], name: str) -> list[languages.Language] | None:
-    """Returns the language of each row's text, or None if the vocabulary does not split words."""
+    """Returns each row's language, or None if the vocabulary does not split texts into words."""
     if not getattr(self.vocabulary, "pretokenize", False):
       return None
     return [_LANGUAGES[index] for index in columns[name][:, 0].tolist()]
@@ -355,7 +355,7 @@ class BatchIterator(dataset_iterator.DatasetIterator):
     return batch
 
   def reset(self) -> None:
-    """Starts over."""
+    """Restarts from the first batch."""
     self._iterator = iter(self._dataset)
     self._count = 0
 

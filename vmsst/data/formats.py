@@ -191,7 +191,7 @@ def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
     number, location, line = item
     try:
       yield number, location, json.loads(line)
-    except (ValueError, RecursionError) as error:  # includes huge numbers and deep nesting
+    except (ValueError, RecursionError) as error:  # This includes huge numbers and deep nesting.
       yield Fault(location, f"not JSON: {error}")
 
 

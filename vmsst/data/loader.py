@@ -64,7 +64,9 @@ def get_batches(
   provider = get_mixture_or_task(cfg)
   check_split(cfg)
   valid = cfg.batch_size % num_shards == 0
-  errors.check(valid, "BATCH_SIZE", cfg.batch_size, f"a multiple of {num_shards}, the data shards")
+  errors.check(
+    valid, "BATCH_SIZE", cfg.batch_size, f"a multiple of {num_shards}, the number of data shards"
+  )
   is_mixture = isinstance(provider, seqio.Mixture)
   if one_language_pair and not (is_mixture or isinstance(provider, seqio_tasks.TextTask)):
     raise errors.InputError(

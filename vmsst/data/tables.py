@@ -172,7 +172,7 @@ class RecordTable(Table):
   Args:
     files: The files for one language pair.
     counts: Number of pairs in each file.
-    vectors: A teacher's vectors for each file; empty if there is no teacher.
+    vectors: A teacher's vectors for each file. Empty if there is no teacher.
   """
 
   window = 10_000  # The files are already shuffled. A small window keeps few files open.
@@ -279,7 +279,7 @@ def check_vectors(folder: str, counts: Mapping[BitextFile, int]) -> None:
         problem = f"does not match the current content of {bitext}"
     if problem:
       raise errors.InputError(
-        f"{vectors_path(folder, bitext)}: {problem}; recompute them with `vmsst data embed`"
+        f"{vectors_path(folder, bitext)}: {problem}; recompute the vectors with `vmsst data embed`"
       )
 
 

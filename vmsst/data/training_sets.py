@@ -70,7 +70,7 @@ class OpenSet:
       `scores`, float32 [N, 1 + K].
     prompts: The prompts for the two texts in a pair.
     roles: The roles of the two texts in a pair.
-    files: The files, or empty if the set was read from Python rows.
+    files: The files. Empty if the set was read from Python rows.
     line_N: Line number of each pair, starting at 0 and counted across all files.
   """
 
@@ -228,7 +228,8 @@ def add_file_vectors(opened: OpenSet, folder: str) -> None:
   arrays = [tables.open_vectors(folder, file) for file in opened.files]
   if not arrays or sum(map(len, arrays)) != len(opened.table) + opened.table.dropped:
     raise errors.InputError(
-      f"{folder} does not match the lines in {opened.name}; recompute it with `vmsst data embed`"
+      f"{folder} does not match the lines in {opened.name}; recompute the vectors with `vmsst "
+      "data embed`"
     )
   tables.check_vectors(folder, dict(zip(opened.files, map(len, arrays), strict=True)))
   add_vectors(opened, arrays, opened.line_N)
@@ -274,7 +275,7 @@ def get_batches(
     converter: Not used.
     sets: The sets.
     vocabulary: Tokenizes the texts. It must not add a prompt.
-    max_length: Maximum number of tokens per text. Longer texts are cut.
+    max_length: Maximum number of tokens per text. Longer texts are truncated.
     sampling_power: A set without a weight is sampled in proportion to its size raised to this
       power.
     mixed: Whether each batch mixes rows from all sets, instead of rows from a single set. The

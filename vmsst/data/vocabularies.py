@@ -156,7 +156,8 @@ class SentencePieceVocabulary(Vocabulary):
     """Returns the ids of each text, without an EOS token.
 
     Raises:
-      InputError: If `pretokenize` is set, but `language` or the package that splits it is missing.
+      InputError: If `pretokenize` is set, but `language` is None or the package that splits the
+        language is not installed.
     """
     if self.pretokenize:
       texts = word_splitting.split_words(texts, language)

@@ -48,8 +48,8 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     language: One language for all texts, or one language for each text.
 
   Raises:
-    InputError: If the language is missing or unknown, or the package or program that splits it is
-      not installed.
+    InputError: If the language is missing or unknown, or the package or program that splits the
+      language is not installed.
     ValueError: If the number of languages differs from the number of texts.
   """
   from vmsst import languages  # This import reads the language table.

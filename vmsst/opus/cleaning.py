@@ -319,7 +319,7 @@ class EvaluationSentences:
     return cls(names, keys_K, sets_K)
 
   def sets(self, key: int) -> tuple[str, ...]:
-    """Returns the names of the evaluation sets that contain a sentence with this `sentence_key`."""
+    """Returns the names of the evaluation sets that contain a sentence with the given key."""
     row = bisect.bisect_left(self._keys, key)
     if row == len(self._keys) or self._keys[row] != key:
       return ()

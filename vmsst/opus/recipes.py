@@ -284,7 +284,7 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
     allowed[pair, name] = size if limit is None else min(size, limit)
   validation = {cell: recipe.validation.count(size) for cell, size in allowed.items()}
   train = {cell: size - validation[cell] for cell, size in allowed.items()}
-  groups: dict[tuple[str, ...], list[Cell]] = {}  # cells that share a target
+  groups: dict[tuple[str, ...], list[Cell]] = {}  # Cells that share a target.
   for cell in sorted(sizes):
     groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
   for codes, cells in groups.items():

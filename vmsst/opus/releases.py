@@ -103,9 +103,9 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
 def read(release: Release) -> Iterator[Row | Fault]:
   """Yields the rows in a release in file order, and a fault for each item that is skipped.
 
-  A damaged file does not raise an error. It yields all rows that can be read, then a fault. Texts
-  are unchanged, except that line ends are removed; a text may be empty. Memory use is limited even
-  if lines are very long or an archive is a decompression bomb.
+  If a file is damaged, all rows that can be read are yielded, followed by a fault. Texts are
+  unchanged, except that line ends are removed. A text may be empty. Memory use is limited even if
+  lines are very long or an archive is a decompression bomb.
   """
   swapped = release.format != "tmx" and (
     languages.opus_language(release.codes[0]) != release.pair[0]

@@ -3,8 +3,8 @@
 Each stage is a function that writes one file and returns statistics for the data card.
 
 The intermediate files are Parquet files with checksums, which are verified on reading. The stage
-`clean` assigns each row to a bucket by its key. In its output files, row group i belongs to the
-bucket i modulo the number of buckets.
+`clean` assigns each row to a bucket by its key. In its output files, row group i belongs to bucket
+i modulo the number of buckets.
 """
 
 import collections
@@ -185,7 +185,7 @@ def merge(
 ) -> dict[str, dict[str, int]]:
   """Removes duplicates from one bucket of a language pair and shuffles the remaining rows.
 
-  If several pairs have the same key, only the first pair is kept, in the order of files and rows.
+  If several pairs have the same key, only the first pair (by file, then by row) is kept.
 
   Args:
     path: Output file. The tag of each row is the index of its corpus in `corpora(files)`.

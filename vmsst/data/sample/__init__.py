@@ -137,7 +137,7 @@ def phrasebook(language: str) -> Phrasebook:
 
 
 def sentence(meaning: int, language: str, split: str = "train") -> str:
-  """Returns the sentence in `language` that expresses the meaning with this number.
+  """Returns the sentence in `language` that expresses the meaning with the given number.
 
   Raises:
     InputError: If `split` is not a split of the sample.
@@ -189,7 +189,7 @@ def num_meanings(split: str) -> int:
 
 
 def slots(meaning: int, split: str = "train") -> Meaning:
-  """Returns the meaning with this number. Meanings are numbered in a fixed pseudo-random order.
+  """Returns the meaning with a given number. Meanings are numbered in a fixed pseudo-random order.
 
   Raises:
     IndexError: If the split has no meaning with that number.
