@@ -1,23 +1,24 @@
-"""Compares the alignment of documents with gold alignments, and with Vecalign on the same vectors.
+"""Compares document alignments with gold alignments, and with Vecalign on the same vectors.
 
   python benchmarks/alignment.py --data=DATA --encoder=intfloat/multilingual-e5-small \
     --vecalign=VECALIGN
 
 DATA/alignment contains the texts `dev.de` and `dev.fr`, their gold alignment `dev.defr`, and
-optionally more texts (--texts). Without an encoder, vectors are counts of hashed character 4-grams.
-VECALIGN is a checkout of thompsonb/vecalign after `python setup.py build_ext --inplace`. Variants:
+optionally more texts (--texts). If you omit --encoder, the vectors are counts of hashed character
+4-grams. VECALIGN is a checkout of thompsonb/vecalign after `python setup.py build_ext --inplace`.
+Variants:
 
 * joined: the vector of a group is the encoder's vector of the joined sentences;
 * summed: the vector of a group is the sum of the sentence vectors;
 * vecalign: Vecalign with its defaults and the vectors of joined.
 
---sentences measures time and memory for two documents of this length with random vectors [N, 384].
-The vector of a group is a sum.
+--sentences measures time and memory for two documents with this number of sentences, random vectors
+[N, 384] and the variant summed.
 
 Prints one JSON line per length and variant. `seconds` is the time of the alignment without the
-encoder; scores are over all texts. In the last line, `ratio` is the strict F1 of joined divided by
-the strict F1 of vecalign, or of summed without --vecalign; `speed_ratio` is the time of the same
-variant divided by the time of joined.
+encoder. Scores are computed over all texts together. In the last line, `ratio` is the strict F1 of
+joined divided by the strict F1 of vecalign, and `speed_ratio` is the time of vecalign divided by
+the time of joined. Without --vecalign, both compare with summed instead.
 """
 
 import argparse
@@ -63,7 +64,7 @@ class Noisy:
 
 
 def measure_length(count):
-  """Returns time and peak memory for two documents. Each lacks a tenth of the sentences."""
+  """Returns time and peak memory for two documents that each lack a tenth of the sentences."""
   encoder, is_present = Noisy(count), np.random.default_rng(1).random((2, count)) > 0.1
   numbers = [[str(n) for n in np.flatnonzero(present)] for present in is_present]
   groups = [document_alignment.group_vectors(texts, encoder, 7, summed=True) for texts in numbers]

@@ -3,19 +3,20 @@
   python benchmarks/compare.py objectives --data_root DATA --output_dir DIR
   python benchmarks/compare.py soft_contrastive --data_root DATA --output_dir DIR --teacher RUN
 
-`COMPARISONS` lists the gin files to train. They must have the same data, sizes and steps; change
-them in all rows with `--gin TRAIN_STEPS=8000 BATCH_SIZE=256`. DATA contains the folders of the
-training files and of the evaluation sets (`comparison_tasks.SUITES`). Rerun an interrupted command
-to resume. It reuses the vocabulary, checkpoints and evaluations in DIR, and reports an error if
-they belong to other settings, training files or teachers.
+`COMPARISONS` lists the gin files to train. They must set the same data, sizes and steps. To change
+these settings in all rows, use `--gin TRAIN_STEPS=8000 BATCH_SIZE=256`. DATA contains the folders
+of the training files and of the evaluation sets (`comparison_tasks.SUITES`). Rerun an interrupted
+command to resume it. It reuses the vocabulary, checkpoints and evaluations in DIR, and reports an
+error if they were made with different settings, training files or teachers.
 
 Runs are in DIR/<row>/seed_<n>. DIR/table.md and DIR/table.json are updated after each run. Scores
-are x 100. A score is a mean over the sets with languages seen in training; only the column "Tatoeba
-unseen" uses other sets. Intervals come from a paired bootstrap over sentences. `untrained` is the
-encoder of the first row with random parameters, a baseline that matches names, numbers and words
-shared between languages. The vocabulary is trained for the comparison, unless the gin files set
-one. Students start from the parameters of the teacher and use its vocabulary. `pretrained` is the
-teacher itself. The teacher also mines hard negatives for the rows that need them.
+are multiplied by 100. Each score is a mean over the evaluation sets in languages seen in training,
+except in the column "Tatoeba unseen", which uses the remaining sets. Intervals come from a paired
+bootstrap over sentences. `untrained` is the encoder of the first row with random parameters, a
+baseline that can only match names, numbers and words shared between languages. The comparison
+trains a vocabulary, unless the gin files set one. Students start from the parameters of the teacher
+and use its vocabulary. `pretrained` is the teacher itself. The teacher also mines hard negatives
+for the rows that need them.
 """
 
 import argparse
@@ -54,9 +55,10 @@ class Row:
   Attributes:
     label: Name in the table.
     gin_files: The gin files to train with, in order.
-    variant: A gin file. The row adds the settings in which this file differs from its include.
+    variant: A gin file that includes a base file. The row adds the settings in which the two files
+      differ.
     bindings: Additional settings.
-    baseline: Label for a row with the encoder before training (default: no such row).
+    baseline: Label of an extra row with the encoder before training (default: no extra row).
     teacher: Whether the model learns from the teacher's vectors.
     negatives: Whether the teacher mines hard negatives for the training pairs.
   """
@@ -76,10 +78,11 @@ class Comparison:
 
   Attributes:
     rows: Rows by the name of their folder.
-    suite: Columns, a name in `comparison_tasks.SUITES`.
+    suite: The columns, as a name in `comparison_tasks.SUITES`.
     same: Settings that must be equal in all rows.
-    from_teacher: Macro for the teacher, the encoder that runs start from (default: no teacher).
-      INITIAL_CHECKPOINT_PATH if the teacher is a run, ENCODER if it is a released encoder.
+    from_teacher: Gin macro that is set to the teacher, the encoder from which runs start (default:
+      no teacher). Use INITIAL_CHECKPOINT_PATH if the teacher is a run, and ENCODER if it is a
+      released encoder.
   """
 
   rows: Mapping[str, Row]
@@ -141,7 +144,7 @@ def _objective(
 
 
 def _ablation(label: str, model: str = "vmsst", **bindings: Any) -> Row:
-  """Returns a row like "objectives" with a quarter of the steps: all rows take three hours."""
+  """Returns a row like "objectives", with a quarter of the steps to save time."""
   annealing = {"KL_ANNEAL_STEPS": 5000} if model == "vmsst" else {}
   steps = {"TRAIN_STEPS": 500, "EVAL_PERIOD": "%TRAIN_STEPS"}
   return _objective(label, model, **steps, **annealing, **bindings)
@@ -297,7 +300,7 @@ COMPARISONS = {
     same=("BATCH_SIZE", "TRAIN_STEPS", "LEARNING_RATE"),
     from_teacher="ENCODER",
   ),
-  # Random batches, as in the papers, or batches of sentences with similar lengths.
+  # Compares random batches, as in the papers, with batches of sentences of similar length.
   "batches": Comparison(
     {
       "random": _batches_row("CONTRASTIVE, random batches", grouped=False),
@@ -307,7 +310,7 @@ COMPARISONS = {
   ),
 }
 
-Results = dict[str, dict[int, dict[str, Any]]]  # evaluations by row of the table and seed
+Results = dict[str, dict[int, dict[str, Any]]]  # evaluations by table row and seed
 
 
 # --------------------------------------------------------------------------------------------
@@ -373,7 +376,7 @@ def read_rows(comparison: Comparison, overrides: Bindings) -> dict[str, Bindings
     values = {key: row_bindings.get(name) for key, row_bindings in bindings.items()}
     if len({repr(value) for value in values.values()}) > 1:
       raise errors.InputError(
-        f"the gin files differ in {name}: {values}; set the same value in all"
+        f"the gin files differ in {name}: {values}; set the same value in all files"
       )
   return bindings
 
@@ -394,10 +397,10 @@ def training_files(bindings: Bindings, data_root: str) -> list[readers.BitextFil
 def evaluate_run(
   run: pathlib.Path, data_root: str, columns: Mapping[str, comparison_tasks.Column], encoder: str
 ) -> dict[str, Any]:
-  """Returns scores of an encoder and of single sentences, times and settings.
+  """Returns an encoder's scores, its scores for each sentence, times and settings.
 
   Args:
-    run: Folder of a run. Its training files determine the seen languages.
+    run: Folder of a run, whose training files determine which languages were seen in training.
     data_root: Folder of the data.
     columns: The columns to compute.
     encoder: "trained" (the run's latest checkpoint), "untrained", or the folder of another run.
@@ -417,7 +420,7 @@ def evaluate_run(
     comparison_tasks.recording(benchmark, seen, sentences)
     for benchmark in comparison_tasks.benchmarks_of(columns, seen)
   ]
-  # The data of all benchmarks must exist, even without a task in these languages.
+  # The data of every benchmark must exist, even if the benchmark has no task in these languages.
   root = pathlib.Path(data_root)
   if absent := list(filter(None, (x.files.absence(root) for x in benchmarks))):
     raise errors.InputError("; ".join(absent))
@@ -440,7 +443,7 @@ def random_encoder(run: pathlib.Path, seed: int) -> Any:
 
 
 def uptime(run: pathlib.Path) -> float:
-  """Returns the total wall time of all training processes, each until its last metrics."""
+  """Returns the total wall time of all training processes, each measured until its last metrics."""
   total = last = 0.0
   for line in (run / "train" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
     now = json.loads(line).get("timing/uptime", last)
@@ -450,7 +453,7 @@ def uptime(run: pathlib.Path) -> float:
 
 
 def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
-  """Saves the settings of a new run; raises InputError if an old run has other settings."""
+  """Saves the settings of a new run; raises InputError if an old run has different settings."""
   before = read_json(run / "settings.json")
   if before is None:
     outputs.write_json(run / "settings.json", settings)
@@ -458,7 +461,7 @@ def check_settings(run: pathlib.Path, settings: dict[str, str]) -> None:
     names = sorted(x for x in {*before, *settings} if before.get(x) != settings.get(x))
     changes = "; ".join(f"{x} was {before.get(x)}, is {settings.get(x)}" for x in names[:5])
     raise errors.InputError(
-      f"{run} has other settings ({len(names)} differ): {changes}; choose another "
+      f"{run} has different settings ({len(names)} differ): {changes}; choose another "
       "--output_dir or delete that folder"
     )
 
@@ -472,7 +475,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def run_command(what: str, *command: str) -> None:
-  environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": ""}  # Times include compiling.
+  environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": ""}  # Times include compilation.
   if code := subprocess.run([sys.executable, *command], env=environment, check=False).returncode:
     raise SystemExit(f"{what} failed (exit code {code}); rerun the same command to resume")
 
@@ -520,12 +523,14 @@ def as_gin(value: Any) -> str:
 
 
 def compare(options: argparse.Namespace) -> None:
-  """Runs the missing trainings and evaluations, and writes the table after each run."""
+  """Runs all missing training runs and evaluations, and writes the table after each run."""
   output, data_root = pathlib.Path(options.output_dir).resolve(), os.path.abspath(options.data_root)
   comparison = COMPARISONS[options.comparison]
   keys = options.rows or [*comparison.rows]
   if unknown := set(keys) - set(comparison.rows):
-    raise errors.InputError(f"unknown rows {sorted(unknown)}; known: {', '.join(comparison.rows)}")
+    raise errors.InputError(
+      f"unknown rows {sorted(unknown)}; choose from {', '.join(comparison.rows)}"
+    )
   if (comparison.from_teacher is None) != (options.teacher is None):
     need = "requires" if comparison.from_teacher else "does not use"
     raise errors.InputError(f"{options.comparison} {need} --teacher")
@@ -544,14 +549,14 @@ def compare(options: argparse.Namespace) -> None:
     if not pieces.is_file():
       make_vocabulary(pieces, first, data_root)
     elif vocabularies.SentencePieceVocabulary(str(pieces)).size != first["VOCAB_SIZE"]:
-      raise errors.InputError(f"{pieces} has another VOCAB_SIZE: delete it")
+      raise errors.InputError(f"{pieces} has a different VOCAB_SIZE; delete it")
   required = comparison_tasks.benchmarks_of(
     comparison_tasks.SUITES[comparison.suite], lambda x: True
   )
   root = pathlib.Path(data_root)
   inputs = {"evaluation data": ", ".join(x.files.digest(root) for x in required)}
   if comparison.from_teacher:
-    jax.config.update("jax_platforms", "cpu")  # Leave the accelerator to the subprocesses.
+    jax.config.update("jax_platforms", "cpu")  # The subprocesses need the accelerator.
     inputs["teacher"] = vmsst.load(teacher).digest
   if pieces is not None:
     locations["VOCABULARY_PATH"] = str(pieces)
@@ -599,7 +604,7 @@ def compare(options: argparse.Namespace) -> None:
 def markdown(results: Results) -> str:
   """Returns tables of scores, differences and times: mean ± standard deviation over seeds.
 
-  "-" marks a missing score, for example if no set has the languages of a row.
+  "-" marks a missing score, for example if no evaluation set is in the row's languages.
   """
   all_runs = [run for runs in results.values() for run in runs.values()]
   columns = [*dict.fromkeys(name for run in all_runs for name in run["scores"])]
@@ -615,11 +620,11 @@ def markdown(results: Results) -> str:
 
 
 def differences(results: Results) -> list[list[str]]:
-  """Returns differences from the first row with the same sentences, with 95% intervals."""
+  """Returns differences from the first row that scored the same sentences, with 95% intervals."""
   scores = {
     label: [run["sentences"] for run in runs.values()]
     for label, runs in results.items()
-    if all(run["seconds"]["training"] for run in runs.values())  # no baselines
+    if all(run["seconds"]["training"] for run in runs.values())  # skips baselines
   }
   names = [*dict.fromkeys(name for seeds in scores.values() for name in seeds[0])]
   rows, firsts = [["difference", "from", *names]], {}
@@ -650,7 +655,7 @@ def main() -> None:
   parser.add_argument("comparison", choices=COMPARISONS, help="table to write")
   parser.add_argument("--data_root", required=True, help="data folder")
   what = parser.add_mutually_exclusive_group(required=True)
-  what.add_argument("--output_dir", help="output folder of runs and tables")
+  what.add_argument("--output_dir", help="output folder for runs and tables")
   what.add_argument("--evaluate", metavar="RUN", help="only evaluate this run")
   parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
   parser.add_argument("--rows", nargs="+", help="rows to train (default: all)")

@@ -1,4 +1,4 @@
-"""The evaluation of `compare.py`: benchmarks, restricted to the training languages."""
+"""The benchmarks that `compare.py` runs, restricted to the training languages."""
 
 import dataclasses
 import functools
@@ -24,12 +24,12 @@ Keep = Callable[[suite.Result, suite.SeenTest], bool]
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A column of a table: the mean of one metric over some results of a benchmark.
+  """A column of a table: the mean of one metric over selected benchmark results.
 
   Attributes:
     benchmark: Name of the benchmark.
     metric: Name of the metric.
-    keep: Selects results (default: results in languages seen in training).
+    keep: Function that selects results (default: results in languages seen in training).
   """
 
   benchmark: str
@@ -38,11 +38,11 @@ class Column:
 
 
 def _files_of_english(result: suite.Result, seen: suite.SeenTest) -> bool:
-  return "pearson" in result.metrics  # Averages over a year have another metric.
+  return "pearson" in result.metrics  # Averages over a year use a different metric.
 
 
 def _track(kind: str, result: suite.Result, seen: suite.SeenTest) -> bool:
-  """Returns whether a track of XL STS has this kind ("en", "other" or "two") and seen languages."""
+  """Returns whether an XL STS track is of a kind ("en", "other", "two") and in seen languages."""
   first, second = map(languages.language, result.languages)
   track_kind = "two" if first != second else "en" if first == languages.language("en") else "other"
   return track_kind == kind and seen(result.languages)
@@ -57,13 +57,14 @@ def _without_english(result: suite.Result, seen: suite.SeenTest) -> bool:
 
 
 def _english(index: int, result: suite.Result, seen: suite.SeenTest) -> bool:
-  """Returns whether a transfer is from (0) or into (1) English and another language."""
+  """Returns whether a transfer is from English (0) or into English (1), but not both."""
   both = [languages.language(code) == languages.language("en") for code in result.languages]
   return both[index] and not both[1 - index]
 
 
-# Columns like Table 1 of the VMSST paper; Table XIV of the EMS paper, with NTREX instead of Flores
-# and SIB-200 instead of MLDoc; Table 2 of the soft contrastive paper; and for random batches.
+# The columns follow Table 1 of the VMSST paper; Table XIV of the EMS paper, with NTREX instead of
+# Flores and SIB-200 instead of MLDoc; and Table 2 of the soft contrastive paper. The last suite
+# compares random batches.
 SUITES: dict[str, dict[str, Column]] = {
   "objectives": {
     "Eng.": Column("sts", "pearson", _files_of_english),
@@ -99,7 +100,7 @@ SUITES: dict[str, dict[str, Column]] = {
 
 
 def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[suite.Benchmark]:
-  """Returns the benchmarks of columns. Most are restricted to texts that the columns use."""
+  """Returns the benchmarks for the columns. Most benchmarks read only texts that columns use."""
   benchmarks = {
     "sts": sts.STS,
     "xlsts": _cut(sts.XLSTS, seen),
@@ -129,7 +130,7 @@ def _cut(benchmark: suite.Benchmark, seen: suite.SeenTest) -> suite.Benchmark:
 
 
 def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
-  """Returns topic classification in training languages, from English and into English."""
+  """Returns topic classification tasks from and into English, in training languages."""
   data = documents.sib200(root / "sib200")
   topics = {code: data[code] for code in data if code == "eng_Latn" or seen([code])}
   return [documents.transfer_task("sib200", topics, into_english=True)]
@@ -138,12 +139,12 @@ def _read_topics(seen: suite.SeenTest, root: pathlib.Path) -> list[suite.Task]:
 def scores(
   columns: Mapping[str, Column], results: Mapping[str, Sequence[suite.Result]], seen: suite.SeenTest
 ) -> dict[str, float]:
-  """Returns the values of all columns with results.
+  """Returns the values of all columns for which there are results.
 
   Args:
     columns: Columns by name.
     results: Results by benchmark.
-    seen: Tests whether all of some languages were seen in training.
+    seen: Function that tests whether all languages in a list were seen in training.
   """
   values = {}
   for name, column in columns.items():
@@ -161,7 +162,7 @@ translation, over both directions of Tatoeba and over all pairs of NTREX without
 def recording(
   benchmark: suite.Benchmark, seen: suite.SeenTest, sentences: Sentences
 ) -> suite.Benchmark:
-  """Makes benchmarks of Tatoeba and NTREX add scores to `sentences`; returns others unchanged."""
+  """Makes the Tatoeba and NTREX benchmarks add scores to `sentences`; returns others unchanged."""
 
   def score(task: suite.Task, *vectors: np.ndarray) -> list[suite.Result]:
     if seen(text_set.language for text_set in task.text_sets):
@@ -191,13 +192,13 @@ def _sentence_scores(task: suite.Task, vectors: Sequence[np.ndarray]) -> np.ndar
 def interval(
   scores: Sequence[Mapping[str, Sequence[float]]], baseline: Sequence[Mapping[str, Sequence[float]]]
 ) -> tuple[float, float, float]:
-  """Returns the difference of two encoders, x 100, with the 95% interval of a paired bootstrap.
+  """Returns 100 times the score difference of two encoders, with a 95% paired bootstrap interval.
 
   The bootstrap resamples the sentences of each task separately. Tasks have equal weights.
 
   Args:
-    scores: Scores of sentences by task, for each seed of the first encoder.
-    baseline: Scores of the second encoder, likewise.
+    scores: Sentence scores by task, for each seed of the first encoder.
+    baseline: Sentence scores by task, for each seed of the second encoder.
   """
   rng = np.random.default_rng(0)
   means = []

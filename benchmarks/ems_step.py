@@ -1,18 +1,19 @@
-"""Compares a training step of EMS with a step of sentence-transformers on an equally large BERT.
+"""Compares an EMS training step with a sentence-transformers step on an equally large BERT.
 
   python benchmarks/ems_step.py
   python benchmarks/ems_step.py --size=paper --dtype=bfloat16 --variants ours --peak_tflops=989
 
-A step consists of loss, gradients and an Adam update of all parameters, with dropout 0.1. Batches
-are random tokens in sentences of full length, prepared in advance. The encoders of all variants
-have the same layers, widths, activation and mean pooling.
+A step computes the loss, the gradients and an Adam update of all parameters, with dropout 0.1.
+Batches are prepared in advance. They contain random tokens, in sentences of full length. The
+encoders of all variants have the same layers, widths, activation and mean pooling.
 
 * sentence_transformers: MultipleNegativesRankingLoss on a `transformers.BertModel`, with PyTorch's
   fused Adam. Requires the extra `torch`;
-* without_heads: `ems_jax.models.ems` with the same loss: cosines of sentence vectors;
+* without_heads: `ems_jax.models.ems` with the same loss, on the cosines of sentence vectors;
 * without_xtr: adds EMS's contrastive head, a small MLP;
-* ours: EMS as in the paper: sentence vectors also predict the tokens of translations (XTR);
-* sentence_transformers_huge_pages, ours_small_pages: the same with the other page size.
+* ours: EMS as in the paper, where sentence vectors also predict the tokens of translations (XTR);
+* sentence_transformers_huge_pages, ours_small_pages: sentence_transformers with huge pages, and
+  ours with pages of 4 KiB.
 
 Our variants run with GLIBC_TUNABLES=glibc.malloc.hugetlb=1, as `t5x train` does. Linux then backs
 large allocations with huge pages instead of pages of 4 KiB. This matters because XLA's CPU client
@@ -24,10 +25,11 @@ variants take turns; compilation and warm-up steps are not counted.
 Prints one JSON line per variant, with tokens per second (sources and targets) and FLOP rates.
 `gflop` counts the matmuls of a step, gradients included, and `mfu` is their rate divided by
 --peak_tflops. In the last line, `ratio` is the median time of sentence_transformers divided by the
-time of ours, above 1 if ours is faster although it computes more. `ratio_of_same_work` compares
-with without_heads instead of ours. `ratio_to_best` compares ours with the faster of
-sentence_transformers and sentence_transformers_huge_pages. `gflops` is the rate of NumPy's float32
-matmuls after the benchmark. On a shared machine, the ratios of CPU seconds are more reliable.
+median time of ours. It is above 1 if ours is faster, although ours computes more.
+`ratio_of_same_work` compares with without_heads instead of ours. `ratio_to_best` compares ours with
+the faster of sentence_transformers and sentence_transformers_huge_pages. `gflops` is the rate of
+NumPy's float32 matmuls, measured after the benchmark. On a shared machine, the ratios of CPU
+seconds are more reliable.
 """
 
 import argparse
@@ -51,7 +53,7 @@ from vmsst.data import vocabularies
 from vmsst.networks import transformer
 
 BASELINE, SAME_WORK, OURS = "sentence_transformers", "without_heads", "ours"
-# Arguments of the network, where they differ from the paper.
+# Network arguments that differ from the paper.
 HEADS: dict[str, dict[str, Any]] = {
   SAME_WORK: {"xtr": False, "projection_dim": None},
   "without_xtr": {"xtr": False},
@@ -140,7 +142,7 @@ def make_our_step(network: ems.EmsNetwork, options: argparse.Namespace) -> tuple
 
 
 def make_their_step(options: argparse.Namespace) -> tuple[Step, str]:
-  """Returns a step of PyTorch, on its GPU if it has one, and the device."""
+  """Returns a PyTorch step and its device, which is the GPU if there is one."""
   import sentence_transformers
   import torch
   import transformers
@@ -163,7 +165,7 @@ def make_their_step(options: argparse.Namespace) -> tuple[Step, str]:
   )
 
   class Encoder(torch.nn.Module):
-    """The first module of a sentence-transformers model, without a tokenizer."""
+    """First module of a sentence-transformers model; it takes tokens, so it needs no tokenizer."""
 
     def __init__(self):
       super().__init__()
@@ -243,7 +245,7 @@ def flops(variant: str, options: argparse.Namespace) -> int:
 
 
 def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the line of a variant."""
+  """Returns the result of a variant, for one JSON line."""
   times, cpu_times = (measure.all_of(runs, name) for name in ("seconds", "cpu_seconds"))
   step_flops, median = flops(variant, options), statistics.median(times)
   line = {

@@ -1,31 +1,35 @@
-"""Compares encoding with sentence-transformers, on the same encoders.
+"""Compares encoding speed with sentence-transformers, on the same encoders.
 
   python benchmarks/encode.py --data=DATA --encoders all-MiniLM-L6-v2 multilingual-e5-small
   python benchmarks/encode.py --data=DATA --encoders multilingual-e5-small --sentences=20000 \
     --peer_python=peer/bin/python
 
-An encoder is a sentence-transformers folder; without --encoders, a BERT with random weights
-(--layers, --width). It encodes sentences of DATA/tatoeba in many languages, in mixed order.
+The encoders are sentence-transformers folders. If you omit --encoders, the encoder is a BERT with
+random weights (--layers, --width). Each encoder encodes sentences from DATA/tatoeba, with many
+languages in mixed order.
 
 Our variants call `vmsst.load(folder, backend=...).encode` with its default batch size, on all
-installed backends; "auto" is the default. The peers call `SentenceTransformer(folder,
-backend=...).encode` in float32 on all its backends, with the fastest of --batch_sizes. Their ONNX
-and OpenVINO backends need `pip install 'sentence-transformers[onnx,openvino]'`. If these packages
-need other versions, install them in another environment and pass its interpreter as --peer_python.
-A backend that cannot be loaded is skipped, and its line shows the reason.
+installed backends. The variant "auto" uses the default backend. The peers call
+`SentenceTransformer(folder, backend=...).encode` in float32 on all of its backends, with the
+fastest batch size in --batch_sizes. Their ONNX and OpenVINO backends need `pip install
+'sentence-transformers[onnx,openvino]'`. If these packages conflict with your installed versions,
+install them in a separate environment and pass its interpreter as --peer_python. A backend that
+cannot be loaded is skipped, and its output line shows the reason.
 
 Each measurement runs in its own process, and the variants take turns. Times are from strings to
 float32 vectors, tokenization included:
 
-* `start`: seconds until the first vector: import, load, one sentence;
+* `start`: seconds until the first vector, which includes the import, loading and encoding one
+  sentence;
 * `one`: seconds for one sentence, the median of 50;
 * `first`: seconds of the first call with all sentences, compilation included;
 * `rates`: sentences per second, by batch size.
 
-Prints one JSON line per variant after its first run, and a last line with the best of all rounds.
-Its ratios are above 1 if ours is faster: `rate` compares our default backend with the fastest peer;
-`one` and `start` compare these times. `jax_over_torch` compares the rates of JAX and PyTorch.
-`differences` are the largest differences from the vectors of PyTorch in float32.
+Prints one JSON line per variant after its first run, and a last line with the best values of all
+rounds. The ratios in the last line are above 1 if ours is faster. `rate` compares our default
+backend with the fastest peer, and `one` and `start` compare the times of the same names.
+`jax_over_torch` compares the rates of JAX and PyTorch. `differences` are the largest differences
+from the vectors of PyTorch in float32.
 
 With --device=cuda, the variants are JAX and PyTorch on the GPU, in float32 and bfloat16.
 """
@@ -55,7 +59,7 @@ _ONE = 50  # sentences to encode one by one
 
 
 def read_sentences(data: pathlib.Path, count: int) -> list[str]:
-  """Returns sentences from `tatoeba/`; the languages take turns."""
+  """Returns sentences from `tatoeba/`, alternating the languages."""
   by_language = []
   for path in sorted((data / "tatoeba").glob("*.gz")):
     if not path.name.endswith(".eng.gz"):
@@ -91,7 +95,7 @@ def save_random(folder: pathlib.Path, sentences: list[str], layers: int, width: 
 
 
 def given_encoders(options: argparse.Namespace, folder: pathlib.Path) -> list[str]:
-  """Returns the folders of --encoders, or writes an encoder with random weights."""
+  """Returns the folders in --encoders, or writes an encoder with random weights."""
   if options.encoders:
     return options.encoders
   save_random(folder, read_sentences(options.data, 20_000), options.layers, options.width)
@@ -108,7 +112,7 @@ def load(folder: str, library: str, variant: str, device: str) -> Any:
   import sentence_transformers as st
 
   arguments = {"dtype": dtype or "float32"} if backend == "torch" else {"export": True}
-  if backend == "openvino":  # Its default is bfloat16 on some processors.
+  if backend == "openvino":  # OpenVINO's default is bfloat16 on some processors.
     arguments["ov_config"] = {"INFERENCE_PRECISION_HINT": "f32"}
   return st.SentenceTransformer(folder, device=device, backend=backend, model_kwargs=arguments)
 
@@ -220,7 +224,7 @@ def main() -> None:
   """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--data", type=pathlib.Path, required=True, help="folder with tatoeba/")
-  parser.add_argument("--encoders", nargs="+", help="folders of sentence-transformers")
+  parser.add_argument("--encoders", nargs="+", help="sentence-transformers folders")
   parser.add_argument("--sentences", type=int, default=2000)
   parser.add_argument(
     "--batch_sizes", type=int, nargs="+", default=[32, 256], help="batch sizes of peers"

@@ -1,13 +1,13 @@
-"""Compares `vmsst.finetune` with the trainer of sentence-transformers.
+"""Compares `vmsst.finetune` with the sentence-transformers trainer.
 
   python benchmarks/finetune.py --data=DATA --encoders all-MiniLM-L6-v2 multilingual-e5-small
   python benchmarks/finetune.py --data=DATA --encoders all-MiniLM-L6-v2 --objective=negatives
 
-An encoder is a sentence-transformers folder; without --encoders, a BERT with random weights, 2
-layers and width 256. Both trainers use the same rows in different orders, and the same prompts,
-batch size, learning rate (a rise for a tenth of the steps, then a cosine), AdamW (weight decay
-0.01, gradients clipped to norm 1), dropout 0.1 and maximum of 128 tokens. --objective selects the
-rows and the loss, with scale 20:
+The encoders are sentence-transformers folders. If you omit --encoders, the encoder is a BERT with
+random weights, 2 layers and width 256. Both trainers use the same rows in different orders, and the
+same prompts and batch size. Texts have at most 128 tokens, and dropout is 0.1. The optimizer is
+AdamW (weight decay 0.01, gradients clipped to norm 1); its learning rate rises for a tenth of the
+steps and then follows a cosine. --objective selects the rows and the loss, which has scale 20:
 
 * `pairs`: translations from DATA/bitext_tatoeba between English and German, French, Russian,
   Turkish and Japanese, with the prompts "query: " and "passage: ". The loss is the in-batch softmax
@@ -15,19 +15,20 @@ rows and the loss, with scale 20:
   directions;
 * `negatives`: the same pairs with three hard negatives each, mined by the encoder itself
   (`vmsst.hard_negatives`). The loss is the softmax over the texts and negatives of the batch;
-* `scores`: the graded English and German pairs of DATA/stsb, with CoSENT. The accuracy is
+* `scores`: the scored English and German pairs in DATA/stsb, with the CoSENT loss. The accuracy is
   Spearman's rank correlation on the dev pairs, times 100.
 
-Each training runs in its own process. The trainers take turns, and each seed is one round. Prints
-one JSON line per training, and a last line with the ratios of the medians, the mean accuracy of
-both trainers and its standard error over the seeds. Values of a training:
+Each training run has its own process. The trainers take turns, with one round per seed. Prints one
+JSON line per run, and a last line with the ratios of the medians, each trainer's mean accuracy and
+its standard error over the seeds. Each run reports:
 
-* `steps_per_second`: rate without the first --warm_up steps; shapes that are compiled later count;
-* `whole`: seconds of the process, imports included; `first_step`: seconds until the first step is
-  complete;
-* `compile`: seconds in which JAX traces, compiles or reads compiled programs;
-* `evaluate`: seconds in which vmsst evaluates --evaluated held-out rows, before the first step and
-  after the last step, compilation included;
+* `steps_per_second`: rate after the first --warm_up steps, including the compilation of batch
+  shapes that occur later;
+* `whole`: run time of the process in seconds, imports included; `first_step`: seconds until the
+  first step is complete;
+* `compile`: seconds that JAX spends on tracing, compiling and reading compiled programs;
+* `evaluate`: seconds that vmsst spends on evaluating --evaluated held-out rows, before the first
+  step and after the last step, compilation included;
 * `peak_gb`: peak resident memory.
 """
 
@@ -53,7 +54,7 @@ Rows = list[dict[str, Any]]
 
 
 def read_pairs(data: pathlib.Path, first: int, last: int) -> list[list[str]]:
-  """Returns the pairs in rows `first` to `last` of each language; the languages take turns."""
+  """Returns the pairs in rows `first` to `last` of each language, alternating the languages."""
   columns = []
   for code in LANGUAGES:
     path = data / "bitext_tatoeba" / f"{code}-eng.tsv.gz"
@@ -102,7 +103,7 @@ def training_rows(encoder: str, options: argparse.Namespace) -> tuple[Rows, Rows
 
 
 def accuracy(encoder: Any, rows: Rows, objective: str) -> float:
-  """Returns the accuracy of retrieval in both directions, or the rank correlation, in percent."""
+  """Returns the retrieval accuracy in both directions, or the rank correlation, in percent."""
   import scipy.stats
 
   import vmsst
@@ -121,7 +122,7 @@ def accuracy(encoder: Any, rows: Rows, objective: str) -> float:
 
 
 def train_ours(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Namespace) -> Any:
-  """Returns the tuned encoder, the times of the steps, and compile and evaluation seconds."""
+  """Returns the tuned encoder, the step times, and the seconds of compilation and evaluation."""
   import jax
 
   import vmsst
@@ -160,7 +161,7 @@ def train_ours(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Na
 
 
 def train_theirs(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Namespace) -> Any:
-  """Returns the tuned encoder, the times of the steps and an empty dictionary."""
+  """Returns the tuned encoder, the step times and an empty dictionary."""
   import datasets
   import sentence_transformers as st
   import transformers
@@ -211,7 +212,7 @@ VARIANTS = {"vmsst": train_ours, "sentence_transformers": train_theirs}
 
 
 def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
-  """Returns rate, times, memory and accuracy of one training."""
+  """Returns the rate, times, memory and accuracy of one training run."""
   start = time.perf_counter()
   rows, dev = json.loads(options.rows.read_text(encoding="utf-8"))
   with tempfile.TemporaryDirectory() as folder:
@@ -282,10 +283,10 @@ def main() -> None:
   """Runs the benchmark."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--data", type=pathlib.Path, required=True, help="with bitext_tatoeba/")
-  parser.add_argument("--encoders", nargs="+", help="folders of sentence-transformers")
+  parser.add_argument("--encoders", nargs="+", help="sentence-transformers folders")
   parser.add_argument("--objective", choices=("pairs", "negatives", "scores"), default="pairs")
   parser.add_argument("--steps", type=int, default=200)
-  parser.add_argument("--warm_up", type=int, default=10, help="steps that are not counted")
+  parser.add_argument("--warm_up", type=int, default=10, help="first steps, which are not counted")
   parser.add_argument("--batch_size", type=int, default=32)
   parser.add_argument("--learning_rate", type=float, default=2e-5)
   parser.add_argument("--seeds", type=int, default=1)
@@ -293,7 +294,7 @@ def main() -> None:
     "--evaluated",
     type=int,
     default=0,
-    help="held-out rows that vmsst evaluates, to keep the best checkpoint (default: 0, none)",
+    help="number of held-out rows that vmsst evaluates, to keep the best checkpoint (default: 0)",
   )
   parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
   parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)

@@ -1,23 +1,23 @@
-"""Measures approximate search in FAISS indexes against exact search.
+"""Compares approximate search in FAISS indexes with exact search.
 
   python benchmarks/index_search.py --data=../shared/data --sizes 100000           # needs faiss-cpu
   python benchmarks/index_search.py --data=../shared/data --sizes 100000 1000000 --plot=indexes.svg
 
-The vectors belong to real sentences: sources and targets of the training bitexts below `--data`, in
-random order. If more vectors are needed, new sentences consist of the first half of one sentence
-and the second half of the next. The encoder is latent semantic analysis: byte 4-grams, hashed and
-weighted by inverse document frequency, projected on the leading directions of 50,000 sentences. It
-takes seconds to train, and the spectrum of its vectors decays like the spectrum of trained
-encoders. Half of the queries are sentences of the base with one word dropped and two words swapped.
-The other half is not in the base.
+The vectors represent real sentences, the sources and targets of the training bitexts in `--data`,
+in random order. If more vectors are needed, the benchmark makes new sentences from the first half
+of one sentence and the second half of the next. The encoder is latent semantic analysis. It hashes
+byte 4-grams, weights their counts by inverse document frequency, and projects them on the leading
+directions of 50,000 sentences. This encoder trains in seconds, and the spectrum of its vectors
+decays as in neural encoders. Half of the queries are indexed sentences with one word dropped and
+two words swapped. The other half are not in the index.
 
 The benchmark compares exact search (`exact_search`) with indexes, with and without exact
 comparison of their candidates ("rescored"). Exact search and the index take turns.
 
-Prints a JSON line per variant, a Markdown table and a last JSON line. `ratio` is the queries per
-second of the default index with rescoring, divided by the rate of exact search. `memory_ratio` is
-the bytes of the vectors divided by the bytes of the index. `gflops` is the rate of NumPy's float32
-matmuls now: other programs on the machine slow down both.
+Prints a JSON line per variant, a Markdown table and a last JSON line. `ratio` is the query rate of
+the default index with rescoring, divided by the query rate of exact search. `memory_ratio` is the
+size of the vectors divided by the size of the index. `gflops` is the current rate of NumPy's
+float32 matmuls, which drops if other programs slow down the machine.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def extended(sentences: list[str], count: int) -> list[str]:
 
 
 def edited(sentence: str, rng: random.Random) -> str:
-  """Swaps two neighboring words of a sentence and drops one; in short sentences, characters."""
+  """Swaps two neighboring words of a sentence and drops one word (short sentences: characters)."""
   words = sentence.split()
   glue = " " if len(words) > 3 else ""
   units = words if glue else list(sentence)
@@ -112,7 +112,7 @@ class GramEncoder:
 
 
 def gram_counts(texts: list[str]) -> Any:
-  """Returns the counts of hashed 4-grams in texts, a sparse matrix."""
+  """Returns the counts of hashed 4-grams in texts, as a sparse matrix."""
   content = "".join(f"  {text.lower()} \n" for text in texts).encode()
   byte_P = np.frombuffer(content, np.uint8).astype(np.uint64)
   row_P = np.cumsum(byte_P == 10) - (byte_P == 10)
@@ -128,7 +128,7 @@ def gram_counts(texts: list[str]) -> Any:
 
 
 def store(encoder: GramEncoder, texts: list[str], folder: pathlib.Path, width: int) -> Any:
-  """Writes the vectors of texts to a folder, as `vmsst embed` does."""
+  """Writes text vectors to a folder, as `vmsst embed` does."""
   with job.Job(folder, inputs={}) as vectors_job:
     for number, start in enumerate(range(0, len(texts), _WINDOW)):
       vectors_ND = encoder(texts[start : start + _WINDOW])

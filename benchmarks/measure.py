@@ -47,7 +47,7 @@ def in_own_process(
 def in_turns(
   variants: Iterable[str], rounds: int, measure: Callable[[str], dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-  """Measures all variants once per round; returns the measurements by variant."""
+  """Measures each variant once per round; returns the measurements by variant."""
   runs: dict[str, list[dict[str, Any]]] = {variant: [] for variant in variants}
   for _ in range(rounds):
     for variant, measurements in runs.items():
@@ -61,7 +61,7 @@ def timed(run: Callable[[], Any], repeats: int, *, warm_up: int = 1) -> dict[str
   Args:
     run: Function to time. It must wait until its computations are done.
     repeats: Number of timed calls.
-    warm_up: Number of calls before, to compile; they are not counted.
+    warm_up: Number of untimed calls first, for compilation.
   """
   seconds, cpu_seconds = [], []
   for _ in range(warm_up + repeats):
@@ -73,7 +73,7 @@ def timed(run: Callable[[], Any], repeats: int, *, warm_up: int = 1) -> dict[str
 
 
 def all_of(runs: Iterable[Mapping[str, Sequence[float]]], name: str) -> list[float]:
-  """Joins the lists with this name from all runs."""
+  """Concatenates the lists with this name from all runs."""
   return [value for run in runs for value in run[name]]
 
 
@@ -108,7 +108,7 @@ def device_bytes(*, peak: bool = False) -> int:
 
 
 def jax_device() -> str:
-  """Returns platform and kind of JAX's first device."""
+  """Returns the platform and kind of JAX's first device."""
   import jax
 
   device = jax.devices()[0]
@@ -120,7 +120,7 @@ def matmul_gflops(
 ) -> float:
   """Returns the current rate of matmuls on JAX's first device, in GFLOP/s.
 
-  On a shared machine, compare results of different times only relative to this rate.
+  On a shared machine, compare results from different times only relative to this rate.
   """
   import jax
   import jax.numpy as jnp

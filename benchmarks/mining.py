@@ -1,4 +1,4 @@
-"""Compares margin mining of N x N unit vectors with a script as common in the field.
+"""Compares margin mining of N x N unit vectors with a typical FAISS script.
 
   python benchmarks/mining.py                                   # requires faiss-cpu
   python benchmarks/mining.py --sizes 10000 20000 50000 100000 --plot=mining.svg  # and matplotlib
@@ -9,18 +9,19 @@ Half of the source vectors have a similar target vector. Variants:
   supports them (package faiss-gpu-cu12); a Python loop that scores the neighbors, and a second loop
   that selects the best free pairs;
 * search: `vmsst.search.margins.margin_pairs`, which computes each similarity once;
-* devices: the same with `vmsst.search.device_search` (only if requested);
+* devices: as search, but with `vmsst.search.device_search` (only if requested);
 * matmul: only the matmul of all sources with all targets, in blocks; a lower bound of the time.
 
-Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
-process (Linux) without the vectors, results included.
+Each measurement runs in its own process, and the variants take turns. Memory is the peak memory of
+the process (Linux), including the results but not the vectors.
 
 Prints one JSON line per variant and size, and a last line for the largest size. `ratio` is the
-median time of faiss divided by the time of search, `memory_ratio` the same for memory; both are
-above 1 if search is better. `ratio_of_devices` compares with devices instead of search. `agreement`
-is the share of faiss's pairs that search finds too, `share_of_lower_bound` the time of matmul
-divided by the time of search, and `gflops` the rate of NumPy's float32 matmuls now. On a shared
-machine, `ratio_of_cpu_seconds` is more reliable.
+median time of faiss divided by the median time of search, and `memory_ratio` is the same ratio for
+memory. Both are above 1 if search is better. `ratio_of_devices` is the time of faiss divided by the
+time of devices. `agreement` is the share of faiss's pairs that search also selects.
+`share_of_lower_bound` is the time of matmul divided by the time of search. `gflops` is the current
+rate of NumPy's float32 matmuls. On a shared machine, `ratio_of_cpu_seconds` is more reliable than
+`ratio`.
 """
 
 import argparse
@@ -129,7 +130,7 @@ VARIANTS: dict[str, Callable[..., np.ndarray]] = {
 
 
 def make_sides(count: int, width: int) -> list[np.ndarray]:
-  """Returns unit vectors; each source in an even row has a similar target in a random row."""
+  """Returns unit vectors. Each source in an even row has a similar target in a random row."""
   rng = np.random.default_rng(0)
   source_ND = rng.standard_normal((count, width), np.float32)
   target_ND = rng.standard_normal((count, width), np.float32)
@@ -143,7 +144,7 @@ def make_sides(count: int, width: int) -> list[np.ndarray]:
 
 
 def measure_variant(options: argparse.Namespace) -> dict[str, Any]:
-  """Returns time and memory of a variant after a small warm-up run."""
+  """Returns the time and memory of a variant after a small warm-up run."""
   run = VARIANTS[options.measure]
   run(*make_sides(_WARM_UP, options.width), options.neighbors)
   vectors = make_sides(*options.sizes, options.width)
@@ -181,7 +182,7 @@ def packages(variants: list[str]) -> list[str]:
 def report(
   variant: str, size: int, runs: list[dict], lower_bound: float, options: argparse.Namespace
 ) -> dict[str, Any]:
-  """Returns the line of a variant and size."""
+  """Returns the result for a variant and size, for one JSON line."""
   seconds = measure.all_of(runs, "seconds")
   flops = 2 * size**2 * options.width * (2 if variant == BASELINE else 1)
   return {
@@ -233,7 +234,7 @@ def plot(lines: list[dict[str, Any]], path: str) -> None:
 def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument(
-    "--sizes", type=int, nargs="+", default=[50000], help="number of sources and of targets"
+    "--sizes", type=int, nargs="+", default=[50000], help="number of sources, and of targets"
   )
   parser.add_argument("--width", type=int, default=1024, help="vector width")
   parser.add_argument("--neighbors", type=int, default=4, help="neighbors per vector")

@@ -1,23 +1,24 @@
-"""Estimates the time of training steps on absent GPUs and TPUs from the programs that XLA compiles.
+"""Estimates training step times on GPUs and TPUs that are not present, from XLA programs.
 
   python benchmarks/modeled_step.py --topology=h100:8 vmsst_24l.gin+meshes/24l.gin ems.gin
   python benchmarks/modeled_step.py --topology=v5p:2x2x2 vmsst_24l.gin+meshes/24l.gin
 
 Each run is `t5x train --dry_run=memory --topology=...` with gin files and bindings, such as
-NUM_MICROBATCHES=4, joined by `+`. A kernel counts as often as its loops run. The estimated time on
-GPUs is the sum of three times:
+NUM_MICROBATCHES=4, joined by `+`. A kernel in a loop counts once per iteration. The estimated time
+on GPUs is the sum of three times:
 
-* matmuls: their FLOPs, at SHARE of the published bfloat16 peak;
-* all other kernels: the bytes that they read and write, at the published memory bandwidth;
-* collectives: the bytes that each device sends, at LINK. In reality, some of them overlap with
-  computation.
+* matmuls: their FLOPs, divided by SHARE times the published bfloat16 peak;
+* all other kernels: the bytes that they read and write, divided by the published memory bandwidth;
+* collectives: the bytes that each device sends, divided by LINK. In reality, some collectives
+  overlap with computation.
 
-The estimated time on TPUs is the sum of XLA's estimated cycles and the collectives. It needs
-jax[tpu] with the version of libtpu that JAX supports; `as_text` fails with newer versions.
+The estimated time on TPUs is the time of XLA's estimated cycles plus the time of the collectives.
+TPU estimates need jax[tpu] with the libtpu version that JAX supports, because `as_text` fails with
+newer versions.
 
-`share` is the share of the peak FLOP/s in the complete step. It is MFU, except that the second
-encoding of gradient caching counts too. SHARE was measured for the matmuls in a trace of vmsst_24l
-with 128 pairs on an H100. Prints a JSON line per run.
+`share` is the share of the peak FLOP/s that the complete step reaches. It equals MFU, except that
+it also counts the second encoding in gradient caching. SHARE was measured for the matmuls in a
+trace of vmsst_24l with 128 pairs on an H100. Prints one JSON line per run.
 """
 
 import argparse
@@ -46,14 +47,15 @@ LINK = {"a100": 300e9, "h100": 450e9, "h200": 450e9, "v5e": 100e9, "v5p": 300e9}
 CLOCK = {"v5e": 1.5e9, "v5p": 1.75e9}
 """Cycles per second of TPUs: published peak / FLOPs of the matrix units per cycle."""
 
-_WIDTHS = {"pred": 1, "bf16": 2, "f16": 2}  # Names of other types end with their bits.
+# The names of all other types end with their number of bits.
+_WIDTHS = {"pred": 1, "bf16": 2, "f16": 2}
 _SHAPE = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
 _NO_KERNELS = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all"}
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 class Instruction(NamedTuple):
-  """An instruction of HLO: its name, type, operator, operands and attributes."""
+  """An HLO instruction with its name, type, operator, operands and attributes."""
 
   name: str
   type: str
@@ -88,7 +90,7 @@ def elements(text: str) -> int:
 
 
 def _balanced(text: str) -> int:
-  """Returns the position after the parenthesis that closes the one at the start of a text."""
+  """Returns the position after the parenthesis that closes the text's opening parenthesis."""
   depth = 0
   for i, character in enumerate(text):
     depth += (character == "(") - (character == ")")
@@ -98,7 +100,7 @@ def _balanced(text: str) -> int:
 
 
 def parse(text: str) -> tuple[Program, str]:
-  """Parses the text of an HLO module; returns its computations and the name of the entry."""
+  """Parses an HLO module; returns its computations and the name of the entry computation."""
   program: Program = {}
   entry = name = ""
   for line in text.splitlines():
@@ -128,7 +130,7 @@ def trips(program: Program, loop: Instruction) -> int:
 
 
 def kernels(program: Program, name: str, times: int = 1) -> Iterator[tuple[int, Instruction, int]]:
-  """Yields for each kernel of a computation: number of runs, kernel and bytes of its inputs."""
+  """Yields (number of runs, kernel, bytes of its inputs) for each kernel of a computation."""
   types = {instruction.name: instruction.type for instruction in program[name]}
   for instruction in program[name]:
     if instruction.operator == "while":
@@ -144,9 +146,9 @@ def kernels(program: Program, name: str, times: int = 1) -> Iterator[tuple[int, 
 
 
 def moved(program: Program, kernel: Instruction, inputs: int) -> int:
-  """Returns the bytes that a kernel reads and writes. A slice counts, but not its whole array."""
+  """Returns the bytes that a kernel reads and writes. For a slice, only the slice counts."""
   results = sum(sizes(kernel.type))
-  if kernel.operator.endswith("-start"):  # an asynchronous copy: one read, one write
+  if kernel.operator.endswith("-start"):  # an asynchronous copy reads once and writes once
     return 2 * min((size for size in sizes(kernel.type) if size > 4), default=0)
   inside = program.get(kernel.called("calls"))
   if inside is None:
@@ -184,10 +186,10 @@ def moved(program: Program, kernel: Instruction, inputs: int) -> int:
 
 
 def count(program: Program, entry: str, devices_: int) -> dict[str, float]:
-  """Returns bytes of kernels other than matmuls, bytes sent in collectives, and TPU cycles."""
+  """Returns the bytes of kernels except matmuls, the bytes sent by collectives, and TPU cycles."""
   bytes_ = sent = cycles = 0.0
   for times, kernel, inputs in kernels(program, entry):
-    # An asynchronous call has the collective in its name, not in its operator.
+    # An asynchronous call names the collective in its name, not in its operator.
     names = (kernel.operator, kernel.name)
     collective = next((x for x in _COLLECTIVES if any(y.startswith(x) for y in names)), None)
     if collective is not None:
@@ -219,7 +221,7 @@ def compile_step(arguments: list[str]) -> tuple[str, dict[str, Any]]:
 
 
 def model(run: str, topology: str) -> dict[str, Any]:
-  """Returns the result of a run, for one JSON line."""
+  """Returns the result of a run for one JSON line."""
   kind, _, shape = topology.partition(":")
   name = {"v5e": "TPU v5e", "v5p": "TPU v5p"}.get(kind, f"{kind.upper()} SXM")
   device, number = devices.BY_NAME[name], math.prod(map(int, shape.split("x")))
@@ -227,7 +229,7 @@ def model(run: str, topology: str) -> dict[str, Any]:
   start = time.perf_counter()
   try:
     text, report = compile_step([*files, "--dry_run=memory", f"--topology={topology}"])
-  except Exception as error:  # Exceptions of XLA cannot be pickled.
+  except Exception as error:  # XLA exceptions cannot be pickled.
     return {"run": run, "topology": topology, "error": f"{type(error).__name__}: {error}"[:300]}
   seconds = time.perf_counter() - start
   counted = count(*parse(text), number)
@@ -253,7 +255,7 @@ def model(run: str, topology: str) -> dict[str, Any]:
 
 
 def main() -> None:
-  """Prints the line of each run."""
+  """Prints one JSON line per run."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("runs", nargs="*", help="gin files and bindings, joined by +")
   parser.add_argument("--topology", default="h100:1", help="GPUs, such as h100:8, or TPUs")

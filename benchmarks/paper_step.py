@@ -3,19 +3,20 @@
   python benchmarks/paper_step.py --model vmsst_24l contrastive_24l --pairs=256
   python benchmarks/paper_step.py --size=tiny --peak_tflops=0.1
 
-A step consists of loss, gradients, optimizer update and metrics. It uses the functions of the
+A step computes the loss, gradients, optimizer update and metrics. It uses the functions of the
 bundled runtime (`vmsst.train.trainer`), jitted with donated state. Parameters are float32; --dtype
-is the dtype of computations. Batches are random tokens in sentences of full length, on the device
-before the first step. Models, sizes, dropout and optimizers equal the gin files: Adafactor for
-VMSST, BITRANSLATION and CONTRASTIVE, Adam for EMS. Each model runs in its own process.
+is the data type of the computations. Batches contain random tokens, in sentences of full length.
+They are on the device before the first step. Models, sizes, dropout and optimizers are the same as
+in the gin files, with Adafactor for VMSST, BITRANSLATION and CONTRASTIVE, and Adam for EMS. Each
+model runs in its own process.
 
---microbatches accumulates gradients as the trainer does. Then the in-batch negatives of CONTRASTIVE
-and EMS come from one microbatch.
+--microbatches accumulates gradients as the trainer does. In that case, the in-batch negatives of
+CONTRASTIVE and EMS come from one microbatch.
 
 Model FLOPs count the matmuls of one step, 2 M N K each, forward and backward (3 times the forward
-pass). Recomputation, elementwise operations and the optimizer do not count. Multiplications per
-sentence of T tokens, with D = width, H = heads * head size, M = feed-forward width, Z = width of
-the decoder's sentence vector (D; in VMSST 2 D), V = vocabulary, L = layers:
+pass). Recomputation, elementwise operations and the optimizer do not count. The multiplications per
+sentence of T tokens are listed below, with D = width, H = heads * head size, M = feed-forward
+width, Z = width of the decoder's sentence vector (D; in VMSST 2 D), V = vocabulary, L = layers:
 
 * T5 encoder: L T (4 D H + 3 D M + 2 T H);
 * decoder: L (T (4 D H + 3 D M + 2 T H + D D) + Z D);
@@ -26,7 +27,7 @@ the decoder's sentence vector (D; in VMSST 2 D), V = vocabulary, L = layers:
 A pair counts as 2 sentences in each encoder, and as 2 (BITRANSLATION) or 4 (VMSST) in the decoder.
 MFU is the model FLOPs per second divided by the device's bfloat16 peak (--peak_tflops).
 
-Prints a JSON line per model, and a last line: `ratio` is the smallest MFU divided by 0.5.
+Prints one JSON line per model. In the last line, `ratio` is the smallest MFU divided by 0.5.
 """
 
 import argparse
@@ -76,7 +77,7 @@ LANGUAGES = {"input_language": 1, "target_language": 2}
 
 
 # --------------------------------------------------------------------------------------------
-# Sizes, models and optimizers, as in gin/sizes, gin/models and gin/runs
+# Sizes, models and optimizers, as set in gin/sizes, gin/models and gin/runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +111,7 @@ def size_of(name: str, options: argparse.Namespace) -> Size:
 
 
 def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
-  """Returns a model with the configuration of its gin file."""
+  """Returns a model configured as in its gin file."""
   numerics = {"dtype": dtype, "remat": size.remat, "scan_layers": scan_layers}
   common = {"vocab_size": size.vocabulary, "emb_dim": size.width, "num_heads": size.heads}
   kind = name.partition("_")[0]
@@ -149,7 +150,7 @@ def make_model(name: str, size: Size, *, dtype: str, scan_layers: bool) -> Any:
 
 
 def make_optimizer(model: Any) -> tuple[Any, optimizers.Schedule]:
-  """Returns the optimizer of a model's gin file and the learning-rate schedule."""
+  """Returns the optimizer and the learning-rate schedule from a model's gin file."""
   if isinstance(model, ems_model.EmsModel):
     rates = optimizers.create_learning_rate_scheduler("constant * linear_warmup", 3e-4, 10000)
     return optimizers.chain([optax.add_decayed_weights(1e-5), optax.adam(rates)]), rates
@@ -192,7 +193,7 @@ def make_step(model: Any, rates: optimizers.Schedule, microbatches: int) -> Call
 
 
 def projection_chunk(chunk: int | None) -> contextlib.AbstractContextManager[Any]:
-  """Sets the chunk size of the vocabulary projection (default: as for the device)."""
+  """Sets the chunk size of the vocabulary projection (default: the device's default)."""
   if chunk is None:
     return contextlib.nullcontext()
   return mock.patch.object(vocabulary, "default_chunk", return_value=chunk)
@@ -203,7 +204,7 @@ def projection_chunk(chunk: int | None) -> contextlib.AbstractContextManager[Any
 
 
 def encoder_multiplications(config: Any, length: int) -> int:
-  """Returns the multiplications in an encoder's matmuls per sentence."""
+  """Returns the number of multiplications per sentence in an encoder's matmuls."""
   width, mlp = config.emb_dim, config.mlp_dim
   if isinstance(config, transformer.TransformerConfig):
     layer = 4 * width**2 + 2 * width * mlp + 2 * length * width
@@ -216,10 +217,10 @@ def encoder_multiplications(config: Any, length: int) -> int:
 def forward_multiplications(
   network: Any, pairs: int, length: int, microbatches: int = 1
 ) -> dict[str, int]:
-  """Returns the multiplications in the matmuls of a step's forward pass, by component."""
+  """Returns the number of multiplications in a step's forward matmuls, by component."""
   config, sentences = network.config, 2 * pairs
   width, encoder = config.emb_dim, encoder_multiplications(config, length)
-  scored = pairs * (pairs // microbatches)  # pairs of sentences with a score
+  scored = pairs * (pairs // microbatches)  # number of sentence pairs with a score
   if isinstance(network, ems_network.EmsNetwork):
     features = width + network.language_dim
     return {
@@ -252,7 +253,7 @@ def model_flops(network: Any, pairs: int, length: int, microbatches: int = 1) ->
 
 
 def peak_tflops(device: jax.Device, override: float | None) -> float | None:
-  """Returns the peak of a device in TFLOP/s: the override, the published peak, or None."""
+  """Returns a device's peak in TFLOP/s (the override or the published peak), or None if unknown."""
   published = devices.of_kind(device.device_kind)
   return override or (published.flops / 1e12 if published else None)
 
@@ -262,7 +263,7 @@ def peak_tflops(device: jax.Device, override: float | None) -> float | None:
 
 
 def measure_model(name: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the result of a model, for one JSON line."""
+  """Returns the result of a model for one JSON line."""
   jax.config.update("jax_default_prng_impl", "unsafe_rbg")  # as in the runtime
   size = size_of(name, options)
   model = make_model(name, size, dtype=options.dtype, scan_layers=options.scan_layers)
@@ -358,7 +359,11 @@ def main() -> None:
   )
   parser.add_argument("--dtype", default="bfloat16", choices=t5.DTYPES, help="compute dtype")
   parser.add_argument("--steps", type=int, default=10, help="timed steps")
-  parser.add_argument("--peak_tflops", type=float, help="peak of the device (default: by its name)")
+  parser.add_argument(
+    "--peak_tflops",
+    type=float,
+    help="peak TFLOP/s of the device (default: looked up by the device name)",
+  )
   parser.add_argument("--measure", choices=MODELS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.steps, options.microbatches) < 1:

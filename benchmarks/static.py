@@ -3,7 +3,7 @@
   python benchmarks/static.py --data=DATA --encoder=multilingual-e5-small --folder=OUT
 
 The texts for distillation and the pairs for training come from DATA/bitext_tatoeba, bitext_news and
-bitext_other. Each batch has pairs of one language. Rerun the command to resume it.
+bitext_other. Each batch has pairs of one language. Rerun an interrupted command to resume it.
 
 Prints one JSON line per encoder:
 
@@ -35,7 +35,7 @@ FOLDERS = ("bitext_tatoeba", "bitext_news", "bitext_other")
 
 
 def report(name: str, encoder: Any, seconds: float, options: argparse.Namespace) -> dict[str, Any]:
-  """Prints and returns rate, size and accuracy of an encoder."""
+  """Prints and returns an encoder's rate, size and accuracy."""
   sentences = encode.read_sentences(options.data, options.sentences)
   times = measure.timed(lambda: encoder.encode(sentences), 3)["seconds"]
   numbers = sum(x.size for x in jax.tree.leaves(encoder._backend.params))

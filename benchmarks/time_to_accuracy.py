@@ -1,8 +1,9 @@
-"""Compares the training time to Tatoeba accuracies of 60, 65 and 72 with sentence-transformers.
+"""Compares the training time to Tatoeba accuracies, with vmsst and sentence-transformers.
 
   python benchmarks/time_to_accuracy.py --data=../shared/data --folder=/runs/time_to_accuracy
 
-Both train an encoder with one layer, width 512 and 60,000 pieces, on the pairs of
+The thresholds are accuracies of 60, 65 and 72 percent. Both libraries train an encoder with one
+layer, width 512 and a vocabulary of 60,000 pieces. The data are the pairs in
 `gin/contrastive_small.gin` (German, Spanish, French, Russian and Turkish with English), in batches
 of 256 pairs of at most 32 tokens. Accuracy is the mean over these languages and both directions.
 
@@ -11,15 +12,16 @@ of 256 pairs of at most 32 tokens. Accuracy is the mean over these languages and
   `transformers.BertModel`, with AdamW, a learning rate of 1e-3 and default options. It uses the
   same tokenizer and cuts sentences at 32 tokens.
 
-The time is the training time from the first step, compilation included, interpolated between the
-two evaluations around a threshold. Startup and evaluations are reported separately.
+The reported time is the training time since the first step, compilation included. It is
+interpolated between the evaluations before and after the threshold is reached. Startup and
+evaluation times are reported separately.
 
-A variant stops after --minutes, or when it has passed all thresholds. Rerun the command to resume
-it; variants that have passed all thresholds are not repeated.
+A variant stops after --minutes, or when it has passed all thresholds. Rerun an interrupted command
+to resume it. Variants that have passed all thresholds are not repeated.
 
-Prints one JSON line per variant. In the last line, `ratios` are the times of theirs divided by the
-times of ours, by threshold, and `ratio` is the smallest ratio. `gflops` are the rates of NumPy's
-float32 matmuls before each run.
+Prints one JSON line per variant. In the last line, `ratios` contains the time of theirs divided by
+the time of ours for each threshold, and `ratio` is the smallest of these. `gflops` contains the
+rates of NumPy's float32 matmuls, measured before each run.
 """
 
 import argparse
@@ -82,7 +84,7 @@ class TimedTrainer(trainer.Trainer):
     self._write({"started": time.time()})
 
   def train(self, batches: Any, num_steps: int, start_step: int, **kwargs: Any) -> Any:
-    """Trains as `Trainer` does, waits for the last step and logs the time."""
+    """Trains like `Trainer`, waits for the last step and logs the time."""
     began = time.perf_counter()
     done, metrics = super().train(batches, num_steps, start_step, **kwargs)
     seconds = time.perf_counter() - began
@@ -132,7 +134,7 @@ time_to_accuracy.TimedTrainer:
 
 
 def run_ours(folder: pathlib.Path, options: argparse.Namespace) -> None:
-  """Trains with `t5x train` for some minutes."""
+  """Trains with `t5x train` for a number of minutes."""
   gin = folder / "timed.gin"
   limit = 60 * options.minutes
   gin.write_text(
@@ -153,7 +155,7 @@ def run_ours(folder: pathlib.Path, options: argparse.Namespace) -> None:
 
 
 def evaluations_of_ours(folder: pathlib.Path) -> dict[int, Line]:
-  """Returns accuracy and seconds of the evaluation after each step."""
+  """Returns the accuracy and duration of each evaluation, by step."""
   evaluations: dict[int, Line] = {}
   for path in (folder / "run" / "inference_eval").glob("*-metrics.jsonl"):
     for line in map(json.loads, path.read_text().splitlines()):
@@ -227,7 +229,7 @@ def make_their_model(folder: pathlib.Path, data: pathlib.Path) -> Any:
 
 
 def train_theirs(folder: pathlib.Path, options: argparse.Namespace) -> None:
-  """Trains with SentenceTransformerTrainer for some minutes."""
+  """Trains with SentenceTransformerTrainer for a number of minutes."""
   import datasets
   import sentence_transformers as st
   import torch
@@ -298,7 +300,7 @@ def run_theirs(folder: pathlib.Path, options: argparse.Namespace) -> None:
 
 
 def history(variant: str, folder: pathlib.Path) -> list[Line]:
-  """Returns step, seconds of training so far, accuracy and seconds of each evaluation."""
+  """Returns each evaluation's step, training time so far, accuracy and duration."""
   lines = [line for line in read_log(folder) if "step" in line]
   if lines and variant == OURS:
     evaluated = evaluations_of_ours(folder)
@@ -309,7 +311,7 @@ def history(variant: str, folder: pathlib.Path) -> list[Line]:
 
 
 def seconds_to(threshold: float, points: Sequence[Line]) -> float | None:
-  """Returns the seconds of training until an accuracy is reached, interpolated, or None."""
+  """Returns the interpolated training seconds until an accuracy is reached, or None."""
   before = {"seconds": 0.0, "accuracy": 0.0}
   for point in points:
     if point["accuracy"] >= threshold:
@@ -320,7 +322,7 @@ def seconds_to(threshold: float, points: Sequence[Line]) -> float | None:
 
 
 def report(variant: str, folder: pathlib.Path, options: argparse.Namespace) -> Line:
-  """Returns the result of a variant, for one JSON line."""
+  """Returns the result of a variant for one JSON line."""
   points, log = history(variant, folder), read_log(folder)
   began = [line["began"] for line in log if "began" in line]
   started = [line["started"] for line in log if "started" in line]

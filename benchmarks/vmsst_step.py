@@ -1,10 +1,10 @@
-"""Compares a training step of VMSST with a direct implementation of the paper.
+"""Compares a VMSST training step with a direct implementation of the paper.
 
   python benchmarks/vmsst_step.py
 
-A step consists of value and gradients of the VMSST loss with sampled latents, and an Adafactor
-update, at the size of gin/sizes/small.gin. All variants have the same encoders, losses, parameters
-and batch:
+A step computes the value and gradients of the VMSST loss with sampled latents, and an Adafactor
+update. The model has the size of gin/sizes/small.gin. All variants have the same encoders, losses,
+parameters and batch:
 
 * direct: four decoder calls (two reconstructions, two translations), each with the concatenated
   projection [B, T, 3D] @ [3D, V] and all its logits;
@@ -13,16 +13,16 @@ and batch:
 * ours: `vmsst.models.vmsst`.
 
 direct and dense store the projection as one kernel, and do not count correct tokens. Before timing,
-the benchmark checks on a few pairs that all variants have the same loss and gradients.
+the benchmark checks on a few pairs that all variants compute the same loss and gradients.
 
 Each measurement runs in its own process, and the variants take turns. All processes use huge pages,
-as `t5x train` does (GLIBC_TUNABLES=glibc.malloc.hugetlb=1). Memory is the peak of the process (CPU,
-Linux) or the device, without parameters, optimizer state and batch.
+as `t5x train` does (GLIBC_TUNABLES=glibc.malloc.hugetlb=1). Memory is the peak memory of the
+process (CPU, Linux) or the device, without the parameters, the optimizer state and the batch.
 
-Prints one JSON line per variant, and a last line. `ratio` is the median time of direct divided by
-the time of ours, `memory_ratio` the same for memory; both are above 1 if ours is better. `gflops`
-is the rate of NumPy's float32 matmuls after the benchmark. On a shared machine, the values of CPU
-seconds are more reliable.
+Prints one JSON line per variant. In the last line, `ratio` is the median time of direct divided by
+the median time of ours, and `memory_ratio` is the same ratio for memory. Both are above 1 if ours
+is better. `gflops` is the rate of NumPy's float32 matmuls, measured after the benchmark. On a
+shared machine, CPU seconds are more reliable.
 """
 
 import argparse
@@ -47,10 +47,10 @@ from vmsst.networks import vmsst as networks
 from vmsst.train import adafactor, train_state
 
 BASELINE, OURS = "direct", "ours"
-# Kernels of the network, and the concatenated kernel that replaces them.
+# The network's kernels, and the concatenated kernel that replaces them.
 KERNELS, CONCATENATED = ("logits_latent", "logits_hidden"), "logits"
 CHECKED_PAIRS = 2
-# Relative to the loss, or to the largest value of a gradient.
+# Tolerance relative to the loss, or to the largest value of a gradient.
 TOLERANCE = 1e-4
 
 
@@ -80,7 +80,7 @@ def dense_score(network, params, tokens, embedded, languages, sentence, weights,
 
 
 def one_by_one(score: Callable[..., bitranslation.Scores]) -> Callable[..., bitranslation.Scores]:
-  """Returns a function that calls `score` separately for each row of the pairs."""
+  """Returns a function that calls `score` once for each row."""
 
   def each(network, params, *inputs, dropout_rng):
     scores = [
@@ -166,7 +166,7 @@ def check(options: argparse.Namespace) -> dict[str, float]:
   results = {}
   for variant in options.variants:
     run = jax.jit(gradients(model, variant))
-    with jax.default_matmul_precision("highest"):  # The default on GPUs is TF32.
+    with jax.default_matmul_precision("highest"):  # The default precision on GPUs is TF32.
       (loss, _), grads = run(make_params(model, variant), batch, jax.random.key(2))
     grads = grads if variant in CONCATENATING else concatenate(grads)
     results[variant] = jax.device_get((loss, grads))
@@ -203,7 +203,7 @@ def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
     (_, metrics), grads = compute(state.params, batch, rng)
     return state.apply_gradient(grads, learning_rate=1e-3), metrics
 
-  # Without jit, arrays of the state can share a buffer, and a shared buffer cannot be donated.
+  # Without jit, arrays in the state can share a buffer, and a shared buffer cannot be donated.
   optimizer = jax.jit(make_state, static_argnums=0)(model, make_params(model, variant))
   rng = jax.random.key(2)
   compiled = jax.jit(step, donate_argnums=0).lower(optimizer, batch, rng).compile()
@@ -238,7 +238,7 @@ def flops(variant: str, options: argparse.Namespace) -> dict[str, int]:
 
 
 def report(variant: str, runs: list[dict], options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the result of a variant, for one JSON line."""
+  """Returns the result of a variant for one JSON line."""
   return {
     "benchmark": "vmsst_step",
     "variant": variant,

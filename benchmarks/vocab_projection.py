@@ -1,28 +1,28 @@
-"""Compares implementations of the vocabulary projection of [sentence; hidden state].
+"""Compares implementations of the vocabulary projection of [sentence vector; hidden state].
 
   python benchmarks/vocab_projection.py
   python benchmarks/vocab_projection.py --batch=256 --width=1024 --dtype=bfloat16 --peak_tflops=989
 
-All variants compute the sum of the tokens' negative log-likelihoods, and its gradients for hidden
-states, sentence vectors (twice as wide) and kernels:
+All variants compute the sum of the tokens' negative log-likelihoods, and its gradients with respect
+to the hidden states, the sentence vectors (twice as wide) and the kernels:
 
-* dense: concatenates the sentence vector to each hidden state; one matmul, all logits (as in the
-  paper);
+* dense: concatenates the sentence vector to each hidden state, and computes all logits in one
+  matmul (as in the paper);
 * split: multiplies the sentence vector once per sentence, and adds the products to all logits;
 * tokens: `vmsst.losses.vocabulary.weighted_nll`, in chunks of tokens;
-* matmuls: only the matmuls of `split`, a lower bound of the time.
+* matmuls: runs only the matmuls of `split`, as a lower bound of the time.
 
-Each measurement runs in its own process, and the variants take turns. Memory is the peak of the
-process (CPU, Linux) or the device, without the inputs, results included.
+Each measurement runs in its own process, and the variants take turns. Memory is the peak memory of
+the process (CPU, Linux) or the device, including the results but not the inputs.
 
-With --topology=h100:1, the variants are compiled for an absent GPU, and their times are estimated
-as in `modeled_step.py`.
+With --topology=h100:1, the variants are compiled for a GPU that need not be present, and their
+times are estimated as in `modeled_step.py`.
 
-Prints one JSON line per variant, and a last line. `ratio` is the median time of dense divided by
-the time of tokens, `memory_ratio` the same for memory; both are above 1 if tokens is better.
-`gflops` is the rate of NumPy's float32 matmuls after the benchmark. On a shared machine,
-`ratio_of_cpu_seconds` is more reliable. Shares and ratios are omitted if --variants excludes their
-baseline.
+Prints one JSON line per variant. In the last line, `ratio` is the median time of dense divided by
+the median time of tokens, and `memory_ratio` is the same ratio for memory. Both are above 1 if
+tokens is better. `gflops` is the rate of NumPy's float32 matmuls, measured after the benchmark. On
+a shared machine, `ratio_of_cpu_seconds` is more reliable than `ratio`. Shares and ratios are
+omitted if --variants excludes their baseline.
 """
 
 import argparse
@@ -43,8 +43,8 @@ BASELINE, OURS, LOWER_BOUND = "dense", "tokens", "matmuls"
 
 
 # --------------------------------------------------------------------------------------------
-# The variants: functions of (hidden, sentence, hidden kernel, sentence kernel, targets). dense gets
-# one kernel as third argument, and None as fourth argument.
+# The variants: functions of (hidden, sentence, hidden kernel, sentence kernel, targets). The
+# variant dense gets the concatenated kernel as third argument, and None as fourth argument.
 
 matmul = vocabulary.matmul
 
@@ -106,7 +106,7 @@ VARIANTS: dict[str, Callable[..., Any]] = {
 
 
 def make_inputs(variant: str, options: argparse.Namespace) -> list[Any]:
-  """Returns random inputs. Without jit, creating them can determine the peak memory."""
+  """Returns random inputs. Uses jit, so that their creation does not raise the peak memory."""
   batch, length, width, size = options.batch, options.length, options.width, options.vocabulary
   keys = jax.random.split(jax.random.key(0), 5)
   hidden_BTD = jax.random.normal(keys[0], (batch, length, width))
@@ -130,7 +130,7 @@ def function_of(variant: str, options: argparse.Namespace) -> Callable[..., Any]
 
 
 def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Returns time and memory of a variant after a warm-up run."""
+  """Returns the time and memory of a variant after a warm-up run."""
   run = function_of(variant, options)
   inputs = jax.block_until_ready(jax.jit(lambda: make_inputs(variant, options))())
   compiled = jax.jit(run).lower(*inputs).compile()
@@ -142,7 +142,7 @@ def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]
 
 
 def model_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
-  """Returns the estimated time of a variant on an absent GPU, and its memory."""
+  """Returns the estimated time and memory of a variant on a GPU that need not be present."""
   import modeled_step
 
   from vmsst.train import dry_run
@@ -182,7 +182,7 @@ def flops(variant: str, options: argparse.Namespace) -> int:
 def report(
   variant: str, runs: list[dict], lower_bound: float | None, options: argparse.Namespace
 ) -> dict[str, Any]:
-  """Returns the line of a variant."""
+  """Returns the result of a variant for one JSON line."""
   seconds = measure.all_of(runs, "seconds")
   line = {
     "benchmark": "vocab_projection",
@@ -222,7 +222,7 @@ def main() -> None:
   parser.add_argument("--repeats", type=int, default=2, help="timed runs per process")
   parser.add_argument("--rounds", type=int, default=2, help="processes per variant")
   parser.add_argument("--peak_tflops", type=float, help="peak TFLOP/s of the device")
-  parser.add_argument("--topology", help="absent GPU, such as h100:1")
+  parser.add_argument("--topology", help="GPU to compile for, such as h100:1; need not be present")
   parser.add_argument("--measure", choices=VARIANTS, help=argparse.SUPPRESS)
   options = parser.parse_args()
   if min(options.repeats, options.rounds) < 1:

@@ -1,4 +1,4 @@
-"""The `t5x` command trains, evaluates and infers from gin files.
+"""The `t5x` command, which runs training, evaluation and inference as configured in gin files.
 
 This module imports nothing slow before the command line is parsed, so that `--help` is fast.
 """
@@ -30,7 +30,8 @@ COMMANDS = {
   "infer": ("infer", "infer", "write predictions, scores or embeddings of a task"),
 }
 
-# Minutes without progress after which a command ends. Compiling a training step takes less.
+# A command ends after this many minutes without progress. Compiling a training step takes less
+# time.
 _PATIENCE = 60.0
 
 _EPILOG = """\
@@ -91,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
   arguments = list(sys.argv[1:] if arguments is None else arguments)
   with command_process.process("t5x", owns_process=owns_process) as process:
     process.verbose = "--verbose" in arguments
-    # argparse does not accept options with arbitrary names: --gin.NAME=VALUE becomes
+    # argparse does not accept options with arbitrary names, so --gin.NAME=VALUE becomes
     # --gin_bindings=NAME = VALUE.
     binding = re.compile(r"(?s)^--gin\.([^=]*)=?(.*)")
     options = _parser().parse_args([binding.sub(r"--gin_bindings=\1 = \2", x) for x in arguments])
@@ -118,7 +119,7 @@ def _restart_with_huge_pages() -> None:
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
-    # Ctrl-C during the start of Python prints a stack trace. `default_interrupt` unblocks it later.
+    # Ctrl-C while Python starts would print a stack trace. `default_interrupt` unblocks it later.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(
       sys.executable,
@@ -144,7 +145,7 @@ def _run(options: argparse.Namespace) -> None:
     log.addFilter(lambda record: not record.getMessage().startswith("Given sequence lengths"))
   try:
     with contextlib.ExitStack() as stack:
-      gc.disable()  # Imports create a million objects; collecting among them takes seconds.
+      gc.disable()  # The imports create a million objects, which take seconds to collect.
       stack.callback(gc.enable)
       notes = contextlib.nullcontext() if options.verbose else _discarded_stderr()
       with requires("train", "t5x"), notes:
@@ -152,7 +153,7 @@ def _run(options: argparse.Namespace) -> None:
         import seqio
         import tensorflow as tf
 
-        tf.config.set_visible_devices([], "GPU")  # Leave the memory to JAX.
+        tf.config.set_visible_devices([], "GPU")  # JAX needs the GPU memory.
       from vmsst.train import gin_utils
 
       functions = {
@@ -210,7 +211,7 @@ def _run(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def _discarded_stderr() -> Iterator[None]:
-  """Discards stderr: TensorFlow prints notes during its import, whatever the log level."""
+  """Discards stderr, because TensorFlow prints notes during its import at every log level."""
   sys.stderr.flush()
   terminal, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   os.dup2(nowhere, 2)

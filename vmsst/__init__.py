@@ -1,22 +1,22 @@
 """Multilingual sentence encoders in JAX: VMSST, EMS, their baselines and their evaluation.
 
 The name of an array ends with one letter per axis (`hidden_BTD`). The whole library uses the same
-letters: `B` batch (pairs or sentences), `T` and `U` tokens, `D` width of hidden states, `E` width
-of token vectors or of a projection's input, `S` semantic latent, `G` language latent, `Z` both
-latents (the input of a decoder), `V` vocabulary, `N` and `M` sentences of two pools, `P` a subset
-of sentences, or pairs, `F` distinct sentences, `C` a block of sentences or tokens, `Q` queries, `K`
+letters: `B` batch (pairs or sentences), `T` and `U` tokens, `D` hidden state width, `E` token
+vector width or input width of a projection, `S` semantic latent, `G` language latent, `Z` both
+latents (decoder input), `V` vocabulary, `N` and `M` sentences in two pools, `P` a subset of
+sentences, or pairs, `F` distinct sentences, `C` a block of sentences or tokens, `Q` queries, `K`
 neighbors or negatives, `L` languages or labels, `R` rows, or source and target, `H` attention
 heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X` or `Y`, or gives a
 different meaning to one of the letters above, defines the letter in its docstring.
 
-Importing this package is fast, because each public name is imported when it is first used. Only
-training imports TensorFlow and seqio.
+Importing this package is fast, because each public name is imported only when it is first used.
+Only training imports TensorFlow and seqio.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # Editors and type checkers read these lines; a test compares them with _PUBLIC.
+if TYPE_CHECKING:  # For editors and type checkers. A test compares these names with _PUBLIC.
   from vmsst.data.retrieval_sets import RetrievalSet
   from vmsst.data.sample import load_sample
   from vmsst.data.training_sets import TrainingSet
@@ -41,7 +41,7 @@ if TYPE_CHECKING:  # Editors and type checkers read these lines; a test compares
 
 __version__ = "0.1.0"
 
-# The public API: names and the modules that define them.
+# The names in the public API, and the modules that define them.
 _PUBLIC = {
   "Alignment": "vmsst.mining.document_alignment",
   "Encoder": "vmsst.encoder.encoder",

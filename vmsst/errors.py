@@ -19,14 +19,14 @@ _CREDENTIALS = re.compile(
   re.IGNORECASE,
 )
 MOST_LAYERS = 1000
-"""Maximum layers of a network. A file may claim any number, and each layer costs time."""
+"""Maximum number of layers in a network. A file may claim any number, and each layer takes time."""
 _LONGEST = 3000
 _LONGEST_VALUE = 200
 _NAMED = 5
 
 
 class InputError(ValueError):
-  """A user's file, flag, key or checkpoint cannot be used.
+  """Raised when a user's file, flag, key or checkpoint cannot be used.
 
   The message states the problem and the fix. Commands print the message without a stack trace and
   exit with status 1.
@@ -68,7 +68,7 @@ def requires(extra: str, what: str) -> Iterator[None]:
 
 
 def check(valid: bool, name: str, value: Any, required: str) -> None:
-  """Raises InputError unless `valid`. The message asks the user to set `name` to `required`."""
+  """Raises InputError if not `valid`. The message asks the user to set `name` to `required`."""
   if not valid:
     text = " ".join(repr(value).split())
     text = text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}[...]"
@@ -76,7 +76,7 @@ def check(valid: bool, name: str, value: Any, required: str) -> None:
 
 
 def check_number(name: str, value: Any, interval: str = "(-inf, inf)") -> None:
-  """Raises InputError unless `value` is in an interval such as "[0, 1)", open at the right end."""
+  """Raises InputError unless `value` is in the half-open or open `interval`, such as "[0, 1)"."""
   low, high = map(float, interval[1:-1].split(","))
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   valid = is_number and low <= value < high and (interval[0] == "[" or value > low)
@@ -87,7 +87,7 @@ def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None =
   """Converts a Python or NumPy integer to a Python int.
 
   Raises:
-    InputError: the value is out of range or not an integer; booleans are not accepted.
+    InputError: If the value is out of range or not an integer. A boolean is not an integer.
   """
   allowed = f"of {minimum} or more" if maximum is None else f"from {minimum} to {maximum}"
   is_integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -97,7 +97,7 @@ def as_integer(name: str, value: Any, *, minimum: int = 1, maximum: int | None =
 
 
 def check_sizes(settings: Any, may_be_zero: Collection[str] = ()) -> None:
-  """Raises InputError unless all integer fields of a dataclass are 1 or more.
+  """Raises InputError unless all integer fields in a dataclass are at least 1.
 
   Fields of type `int | None` may also be None.
 
@@ -120,7 +120,7 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
 
 
 def some(names: Iterable[str]) -> str:
-  """Joins the first five names in alphabetical order, and adds the number of remaining names."""
+  """Joins the first five names in alphabetical order, and appends the number of remaining names."""
   names = sorted(names)
   remainder = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
   return ", ".join(names[:_NAMED]) + remainder or "nothing"

@@ -1,8 +1,9 @@
-"""Fine-tunes an encoder on text pairs: builds a model, batches and an optimizer, and trains.
+"""Fine-tunes an encoder on text pairs.
 
-`gin/finetune.gin` builds its objects with the same functions. Fine-tuning imports neither
-TensorFlow nor seqio nor gin. The functions import their dependencies when they are called, because
-`vmsst finetune --help` imports this module to read the signature and docstring of `finetune`.
+`finetune` builds a model, batches and an optimizer, and runs the training. `gin/finetune.gin` uses
+the same functions. Fine-tuning does not import TensorFlow, seqio or gin. Dependencies are imported
+inside the functions, so that `vmsst finetune --help` can quickly read the signature and docstring
+of `finetune`.
 """
 
 import dataclasses
@@ -78,39 +79,39 @@ def finetune(
   train --gin_file=finetune.gin` trains the same models with more options.
 
   Args:
-    encoder: Training run, export, sentence-transformers folder or name on the Hugging Face Hub; in
-      Python, also an encoder returned by `vmsst.load` or `Encoder.trim`.
-    pairs: File with text pairs. Supported are TSV or JSONL with named columns (anchor, positive,
-      negative_1, score ..., as in sentence-transformers and FlagEmbedding datasets), TSV where each
-      line is a pair followed by its hard negatives, and the output of `vmsst mine`. In Python, also
-      rows, such as a Hugging Face dataset, or a list or dictionary of files, rows and
-      `vmsst.TrainingSet` objects. By default, each batch comes from one set.
-    output: Folder for the run, which vmsst.load, vmsst export and vmsst eval can open. The file
-      report.md in this folder shows the results.
-    dev: Held-out pairs, or a folder in BEIR's layout. They are evaluated before and during training
-      to select the best checkpoint; pairs are evaluated by retrieval in both directions, or by rank
-      correlation if they have scores. In Python, also a list or dictionary of sets, or a
-      `vmsst.RetrievalSet`. If omitted, the last checkpoint is selected.
-    dev_metric: Metric of the report that selects the best checkpoint, such as accuracy/dev or
-      ndcg@10/nq (default: the mean over all sets of each set's first metric).
+    encoder: A training run, an export, a sentence-transformers folder, or a name on the Hugging
+      Face Hub. In Python, you can also pass an encoder returned by `vmsst.load` or `Encoder.trim`.
+    pairs: File with text pairs: TSV or JSONL with named columns (anchor, positive, negative_1,
+      score ..., as in sentence-transformers and FlagEmbedding datasets), TSV in which each line is
+      a pair followed by its hard negatives, or the output of `vmsst mine`. In Python, you can also
+      pass rows, such as a Hugging Face dataset, or a list or dictionary of files, rows and
+      `vmsst.TrainingSet` objects. By default, all pairs in a batch come from the same set.
+    output: Folder for the run. vmsst.load, vmsst export and vmsst eval can open this folder, and
+      its file report.md shows the results.
+    dev: Held-out pairs, or a folder in BEIR's layout, to evaluate before and during training. The
+      evaluations select the best checkpoint. Pairs are evaluated by retrieval in both directions,
+      or by rank correlation if they have scores. In Python, you can also pass a list or dictionary
+      of sets, or a `vmsst.RetrievalSet`. If omitted, the last checkpoint is selected.
+    dev_metric: Metric that selects the best checkpoint, named as in the report, such as
+      accuracy/dev or ndcg@10/nq (default: the first metric of each set, averaged over all sets).
     objective: Training loss. contrastive: makes a text more similar to its positive than to the
       other texts in the batch and all their hard negatives. similarity: makes the cosines of pairs
       follow the order of their scores (CoSENT). cosine_mse: fits the cosines to the scores.
       kl_divergence, margin_mse: match a cross-encoder's scores for each pair and its hard
       negatives. distillation: matches a teacher's vectors (Reimers and Gurevych 2020).
       soft_contrastive: matches a teacher's similarities (Park et al. 2024). ems: contrastive, and
-      also predicts the tokens of the translation (Mao et al. 2024); requires mean pooling.
-    negatives: Maximum hard negatives per pair (default: all).
+      also predicts the translation's tokens (Mao et al. 2024); requires mean pooling.
+    negatives: Maximum number of hard negatives per pair (default: all).
     teacher: Encoder to learn from, or a folder with its vectors from `vmsst data embed`. If you
-      give an encoder, its vectors for the pairs are written to OUTPUT/teacher.
-    languages: Language codes of the first and the second text of a pair.
-    roles: Roles of the two texts of a pair, query or document, which select the encoder's prompts.
+      pass an encoder, its vectors for the pairs are written to OUTPUT/teacher.
+    languages: Language codes for the first and the second text in each pair.
+    roles: Role of each text in a pair, query or document. The roles select the encoder's prompts.
       If omitted, the column names determine the roles; texts without a role get the prompt that
       `encode` uses.
-    prompts: Prompts for the first and the second text of a pair, instead of the encoder's prompts;
-      the tuned encoder stores them.
+    prompts: Prompts for the first and the second text in each pair. They replace the encoder's
+      prompts and are saved with the tuned encoder.
     sampling_power: Each set is sampled in proportion to its size raised to this power.
-    mixed: Mix the rows of all sets in each batch.
+    mixed: Mix rows from all sets in each batch.
     steps: Number of training steps.
     batch_size: Pairs per batch.
     learning_rate: Peak learning rate. Static encoders need a far higher rate, such as 0.01.
@@ -120,11 +121,11 @@ def finetune(
     patience: Stop after this many evaluations without improvement (default: never).
     matryoshka_dims: Also train vectors truncated to these dimensions.
     matryoshka_layers: Also train the encoder truncated to these numbers of layers.
-    slices: Number of slices to split each batch into if it does not fit into memory (gradient
-      caching).
+    slices: Number of slices to split each batch into if a whole batch does not fit into memory
+      (gradient caching).
     freeze_tokens: Freeze the token table, which holds most of a multilingual encoder's parameters.
-    lora_rank: Rank of the kernel updates to train instead of all parameters, to save memory (LoRA).
-      The tuned encoder includes the updates (default: no LoRA).
+    lora_rank: Rank for LoRA, which saves memory by training low-rank updates of the kernels instead
+      of all parameters. The tuned encoder includes the updates (default: no LoRA).
     compute_dtype: Dtype of the activations during training. The parameters and the tuned encoder
       stay in float32.
     average: Number of checkpoints to average: the best checkpoints, or the last checkpoints if dev
@@ -135,9 +136,9 @@ def finetune(
     The tuned encoder.
 
   Raises:
-    InputError: a file, an option or the encoder cannot be used; or `output` is in use, contains
-      unrelated files, or contains a run with different arguments.
-    SystemExit: SIGTERM stopped the training; a checkpoint was written.
+    InputError: If a file, an option or the encoder cannot be used, or if `output` is in use,
+      contains unrelated files, or contains a run with different arguments.
+    SystemExit: If SIGTERM stops the training. A checkpoint is written first.
   """
   options = dict(locals())
   devices.enable_compilation_cache()
@@ -176,7 +177,7 @@ def finetune(
   for name in ("patience", "dev_metric"):
     if options[name] is not None and dev is None:
       raise errors.InputError(f"{name} needs pairs to evaluate on; set dev")
-  storage.check_local(output, "the folder of a fine-tuning")
+  storage.check_local(output, "the fine-tuning output folder")
   folder = pathlib.Path(output).expanduser().absolute()
   start, unsaved = os.path.join(outputs.work_path(folder, is_folder=True), "start"), None
   if not isinstance(encoder, Encoder):
@@ -184,12 +185,12 @@ def finetune(
     encoder = loading.load(start)
   elif encoder.path is not None and encoder.prompt is None:
     start = encoder.path
-  else:  # No folder contains a trimmed encoder or a changed prompt, so save it later.
+  else:  # No folder contains the trimmed encoder or changed prompt yet.
     unsaved = encoder
   max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
   vocabulary, network = encoder.vocabulary, encoder.network
-  del encoder  # frees the memory of the parameters
+  del encoder  # Free the parameters' memory.
 
   fields: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
   sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **fields)
@@ -197,8 +198,8 @@ def finetune(
   students = [entry for entry in sets if entry.settings.objective in _TAUGHT]
   if (teacher is not None) != bool(students):
     raise errors.InputError(
-      f"the objectives {objectives} {'require a' if students else 'have no'} teacher; give one for "
-      f"{' and '.join(_TAUGHT)}, and only for them"
+      f"the objectives {objectives} {'require a' if students else 'do not use a'} teacher; pass "
+      f"teacher with {' and '.join(_TAUGHT)}, and with no other objective"
     )
   if lora_rank is not None and "ems" in objectives:
     raise errors.InputError("LoRA does not train the EMS heads; omit lora_rank")
@@ -212,7 +213,7 @@ def finetune(
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
   # Report the loss of held-out pairs if the run can compute their objective.
   computable = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
-  if vectors is not None:  # the folder has no teacher vectors for held-out pairs
+  if vectors is not None:  # The folder has no teacher vectors for held-out pairs.
     computable -= {*_TAUGHT}
   pair_sets = [entry for entry in held_out.values() if isinstance(entry, training_sets.OpenSet)]
   with_loss = [entry for entry in pair_sets if entry.settings.objective in computable]
@@ -235,7 +236,7 @@ def finetune(
       starting_encoders.with_options(network, dropout_rate=0.1, dtype=dtype, scan_layers=True)
       for dtype in (compute_dtype, "float32")
     ]
-    # EMS predicts tokens with the token table, so all rows have gradients.
+    # EMS predicts tokens with the token table, so every row of the table has a gradient.
     row_wise = isinstance(networks[0].config, StaticConfig) and "ems" not in objectives
     train_model, saved_model = (
       model(
@@ -330,18 +331,18 @@ def open_sets(
   default: str = "pairs",
   **options: Any,
 ) -> "list[OpenSet]":
-  """Reads training sets, with an encoder's prompts.
+  """Reads training sets and applies an encoder's prompts.
 
   Args:
     data: See `finetune`.
-    vocabulary: Vocabulary of the encoder.
-    objective: Objective for sets that do not set one. If this is a sequence, its first entry is
-      used.
+    vocabulary: The encoder's vocabulary.
+    objective: Objective for sets that do not specify an objective. If this is a sequence, its first
+      entry is used.
     default: Name for a set that consists of rows instead of a file.
-    **options: Fields of `TrainingSet` for sets that are files or rows.
+    **options: `TrainingSet` fields for sets passed as files or rows.
 
   Raises:
-    InputError: see `finetune`.
+    InputError: If a set cannot be read, or its columns do not match the objective.
   """
   from vmsst.data import training_sets
 
@@ -351,20 +352,20 @@ def open_sets(
     loss = settings.objective or first
     errors.check_choice("objective", loss, get_args(Objective))
     if loss not in _WITH_NEGATIVES and settings.negatives:
-      raise errors.InputError(f"the objective {loss!r} has no hard negatives; omit negatives")
+      raise errors.InputError(f"the objective {loss!r} does not use hard negatives; omit negatives")
     negatives = settings.negatives if loss in _WITH_NEGATIVES else 0
     settings = dataclasses.replace(settings, objective=loss, negatives=negatives)
     opened = training_sets.open_set(name, settings, role_prompts(vocabulary))
     if loss in _WITH_SCORES and "scores" not in opened.features:
-      raise errors.InputError(f"{name}: the objective {loss!r} needs a column of scores; add one")
+      raise errors.InputError(f"{name}: the objective {loss!r} needs a score column; add one")
     if loss not in _WITH_SCORES and "scores" in opened.features:
       if opened.table.columns["scores"].shape[1] == 1:
         raise errors.InputError(
           f"{name}: the objective {loss!r} ignores scores and labels; use 'similarity', or "
-          "remove the pairs that do not match and then the column"
+          "remove the pairs that do not match, and then remove the column"
         )
-      # If there are hard negatives, the scores come from a teacher. They do not label the pair, so
-      # drop the column.
+      # If there are hard negatives, the scores come from a teacher and are not labels for the pair,
+      # so drop the column.
       del opened.table.columns["scores"]
     sets.append(opened)
   return sets
@@ -399,7 +400,7 @@ def open_dev_sets(
 
 
 def role_prompts(vocabulary: Any) -> "dict[Role | None, str]":
-  """Returns an encoder's prompts by role. The key None stands for texts without a role."""
+  """Returns an encoder's prompts by role. The key None is for texts without a role."""
   from vmsst.formats import tokenizers
 
   prefix = getattr(vocabulary, "prefix", "")
@@ -416,7 +417,7 @@ def with_prompts(vocabulary: Any, sets: "Sequence[OpenSet]") -> Any:
   """Returns a vocabulary with the training sets' prompts instead of the encoder's prompts.
 
   Raises:
-    InputError: the vocabulary does not support prompts.
+    InputError: If the vocabulary does not support prompts.
   """
   for entry in sets:
     if entry.settings.prompts is None:
@@ -452,13 +453,12 @@ def model(
   Args:
     objective: See `finetune`; a sequence if sets have different objectives.
     network: The encoder, a `SentenceEncoder`.
-    vocabulary: Vocabulary of the encoder.
+    vocabulary: The encoder's vocabulary.
     optimizer: An optimizer from `vmsst.train`.
     negatives: Whether pairs have hard negatives. If true, the loss compares sources with targets
       and negatives, but does not compare targets with sources.
-    scale: Factor for every cosine; "distillation" does not use it.
-    margin: Margin to subtract from the cosine of a pair, for "contrastive" (LaBSE's additive
-      margin).
+    scale: Factor for every cosine. "distillation" does not use a factor.
+    margin: Margin to subtract from each pair's cosine, for "contrastive" (LaBSE's additive margin).
     temperature: Divisor for a teacher's scores, for "kl_divergence".
     contrastive_weight: Weight of an additional contrastive loss, for "kl_divergence" and
       "margin_mse".
@@ -467,7 +467,7 @@ def model(
     **options: Further model options, such as `max_length` and `embedding_slices`.
 
   Raises:
-    InputError: the objective does not support this encoder.
+    InputError: If the objective does not support this encoder.
   """
   from ems_jax.models import distillation, ems, soft_contrastive
   from ems_jax.networks import ems as ems_network
@@ -536,11 +536,11 @@ def optimizer(
   Args:
     schedule: Function that takes a step and returns its learning rate.
     frozen: Regular expressions for the names of frozen parameters.
-    lora_rank: Rank of LoRA's kernel updates. LoRA freezes all parameters except the kernels
+    lora_rank: Rank of the LoRA updates. LoRA freezes all parameters except the kernels
       (default: no LoRA).
     lora_alpha: LoRA's factor alpha (default: twice the rank).
-    lora_targets: Regular expressions for the names of the kernels that LoRA trains.
-    row_wise: Update only the rows of the token table that a batch uses; see
+    lora_targets: Regular expressions for the names of the kernels to train with LoRA.
+    row_wise: Whether to update only the token table rows that a batch uses; see
       `vmsst.train.row_wise.RowWise`.
   """
   import optax
@@ -557,7 +557,7 @@ def optimizer(
 
 
 def assignment_map() -> list[tuple[str, str | None]]:
-  """Returns the map for reading the starting encoder: all parameters except EMS's heads."""
+  """Returns a map that reads all parameters except EMS's heads from the starting encoder."""
   return [
     ("state/.*|target/(xtr_|language_embedder|projection).*", None),
     ("target/.*", "\\g<0>"),
@@ -573,7 +573,7 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
   folder = os.path.abspath(os.path.expanduser(teacher))
   record = os.path.join(folder, manifest.NAME)
   description = os.path.join(folder, encoder_json.ENCODER_FILE)
-  if os.path.isfile(record) and not os.path.isfile(description):  # A run has both files.
+  if os.path.isfile(record) and not os.path.isfile(description):  # A run contains both.
     return manifest.read(folder).inputs.get("encoder"), folder
   return encoding.identity(loading.load(teacher), teacher), None
 
@@ -584,7 +584,7 @@ def _add_teacher_vectors(
   """Adds a teacher's vectors to training sets. If `vectors` is None, computes the vectors first.
 
   Raises:
-    InputError: the vectors were not computed from the files of the training sets.
+    InputError: If the vectors were not computed from the training sets' files.
   """
   from vmsst.data import training_sets
   from vmsst.encoder import encoding, loading
@@ -616,7 +616,7 @@ def _add_teacher_vectors(
 
 
 def _report(folder: pathlib.Path, averaged: dict[str, float] | None) -> str:
-  """Formats the results of a run as Markdown. `averaged`: metrics of the averaged checkpoints."""
+  """Formats the results of a run as Markdown. `averaged` holds the averaged encoder's metrics."""
   from vmsst.formats import t5x
   from vmsst.train import dev_sets
 
@@ -639,9 +639,9 @@ def _report(folder: pathlib.Path, averaged: dict[str, float] | None) -> str:
 
 
 def _metrics(path: pathlib.Path) -> dict[str, dict[int, float]]:
-  """Returns the values of each metric in a file, by step."""
+  """Reads the values of each metric from a file, by step."""
   values: dict[str, dict[int, float]] = {}
   for record in map(json.loads, path.read_text().splitlines() if path.is_file() else []):
     for name, value in record.items():
-      values.setdefault(name, {})[record["step"]] = float(value)  # may be "nan"
+      values.setdefault(name, {})[record["step"]] = float(value)  # The value may be "nan".
   return values

@@ -1,32 +1,36 @@
-"""The table of languages: codes in corpora, and rows in language embedding tables.
+"""The language table maps codes used in corpora to rows in language embedding tables.
 
 Corpora and benchmarks use different codes for the same language: Persian is fa in OPUS, pes in
 Tatoeba, fas in NTREX and pes_Arab in FLORES-200. `language` accepts all these codes, in upper or
 lower case and with '-' or '_', and returns one `Language`. Its `index` is the row in a language
 embedding table.
 
-Definition of a language:
+The table distinguishes languages by these rules:
 
 * A language has one script. If a code set distinguishes scripts, each script is a separate language
-  (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script means the first of these
-  languages in the table, even if a corpus mixes scripts: zh, zho and cmn are simplified Chinese, sr
-  and srp are Serbian in Cyrillic.
-* A region does not change the language: pt_BR is Portuguese, en-GB is English. Two exceptions: a
-  Chinese region selects the script (zh_TW and zh_HK are traditional), and fa_AF is Dari.
-* A macrolanguage code means the language that corpora use it for: ara is Standard Arabic (arb), fas
-  is Iranian Persian (pes), kur is Northern Kurdish (kmr), nor is Bokmål (nob). Serbo-Croatian (sh)
-  and Berber (ber) have no such language and are separate languages.
-* Two codes are two languages if a corpus uses both, even if ISO 639-3 has merged them (dtp and kzj,
-  apc and ajp). Filipino (fil) is Tagalog, because no supported corpus uses both.
+  (zho_Hans and zho_Hant, srp_Cyrl and srp_Latn). A code without a script refers to the first of
+  these languages in the table, even if a corpus mixes scripts. For example, zh, zho and cmn refer
+  to simplified Chinese, and sr and srp refer to Serbian in Cyrillic script.
+* A region does not change the language. For example, pt_BR is Portuguese and en-GB is English.
+  There are two exceptions: a Chinese region selects the script (zh_TW and zh_HK are traditional),
+  and fa_AF is Dari.
+* A macrolanguage code refers to the language for which corpora use the code. For example, ara is
+  Standard Arabic (arb), fas is Iranian Persian (pes), kur is Northern Kurdish (kmr), and nor is
+  Bokmål (nob). Corpora use the codes for Serbo-Croatian (sh) and Berber (ber) for no single
+  language, so the table lists both as separate languages.
+* Two codes refer to two languages if any supported corpus uses both codes, even if ISO 639-3 has
+  merged them (dtp and kzj, apc and ajp). Filipino (fil) counts as Tagalog, because no supported
+  corpus uses both codes.
 
 `family` is a group of obviously related languages, about as large as a genus in WALS and 2,000 to
 4,000 years old. Germanic and Slavic are two families in this sense, and Turkic and Dravidian are
-one family each. Three exceptions make clusterings comparable: Latin counts as Romance, all creoles
-are "Creole", and planned languages are "Constructed". `branch` divides the Slavic, Germanic and
-Celtic languages, because their branches are undisputed and papers compare them.
+one family each. To make clusterings comparable, there are three exceptions: Latin counts as
+Romance, all creoles form the family "Creole", and planned languages form the family "Constructed".
+`branch` subdivides the Slavic, Germanic and Celtic families, because their branches are undisputed
+and papers compare these branches.
 
-The table is in `languages.tsv`. Append a new language with the next index, because checkpoints
-store embeddings by index. If a code has several scripts, its default script comes first.
+The table is in `languages.tsv`. Append a new language as the last row, with the next index, because
+checkpoints store embeddings by index. If a code has several scripts, list the default script first.
 """
 
 import csv
@@ -48,17 +52,20 @@ class Language:
   Attributes:
     index: Row in language embedding tables, from 1; never reused. Row 0 is for unknown languages.
     name: Unique English name.
-    iso639_3: Three-letter code. Languages that differ only in their script share it. Three codes
-      are not in ISO 639-3 today: ber (a collective code of ISO 639-2), ajp and kzj (both retired).
+    iso639_3: Three-letter code. Languages that differ only in their script share a code. Three
+      codes are not in the current ISO 639-3: ber (a collective code in ISO 639-2), and ajp and kzj
+      (both retired).
     iso639_1: Two-letter code, or None.
-    script: ISO 15924 code of the script.
+    script: ISO 15924 code for the script.
     family: Group of related languages; see the module docstring.
-    branch: Subgroup of the family, such as "South Slavic"; the family if it is not divided.
+    branch: Subgroup of the family, such as "South Slavic". If the family has no subgroups, the
+      family itself.
     tatoeba: Code in LASER's Tatoeba v1 test sets (`tatoeba.XXX-eng.XXX`), or None.
     flores: Codes in FLORES-200 and SIB-200.
     ntrex: Code in NTREX-128, or None.
-    aliases: Further codes. A code without a script also works with a script.
-    regions: Regions that can follow the codes in corpora and locales; they are ignored.
+    aliases: Additional codes. A code without a script also works with the language's script
+      appended.
+    regions: Regions that may follow a code in corpora and locales. Regions are ignored.
   """
 
   index: int
@@ -94,10 +101,10 @@ def _key(code: str) -> str:
 
 
 def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
-  """Maps all codes, as `_key` writes them, to languages.
+  """Maps all codes, normalized by `_key`, to languages.
 
   Raises:
-    ValueError: two languages have the same code.
+    ValueError: If two languages have the same code.
   """
   aliases: dict[str, Language] = {}
   default_script: dict[str, str] = {}
@@ -120,14 +127,14 @@ def _aliases(languages: Iterable[Language]) -> dict[str, Language]:
       if holder is not entry:
         raise ValueError(
           f"code {key!r} belongs to both {holder.name} ({holder.index}) and {entry.name} "
-          f"({entry.index}) in the table of languages; remove it from one of them"
+          f"({entry.index}) in the language table; remove it from one of these languages"
         )
   return aliases
 
 
 LANGUAGES: tuple[Language, ...] = _read_table()
 NUM_LANGUAGES: int = LANGUAGES[-1].index + 1
-"""Number of rows of a language embedding table, including row 0 for an unknown language."""
+"""Number of rows in a language embedding table, including row 0 for unknown languages."""
 
 UNDETERMINED = Language(0, "Undetermined", "und", None, "Zyyy", "Undetermined", "Undetermined",
                         None, (), None)  # fmt: skip
@@ -137,15 +144,15 @@ _ALIASES = _aliases(LANGUAGES)
 
 
 def language(code: str) -> Language:
-  """Looks up the language of a code.
+  """Looks up a language by its code or name.
 
   Args:
     code: An ISO 639-1, 639-2 or 639-3 code, a Tatoeba, FLORES-200, NTREX or OPUS code, with or
-      without script and region ("zh", "cmn_Hans", "zho-CN", "pt_BR"), or an English name. Case does
-      not matter, and '-' equals '_'. "und" is `UNDETERMINED`.
+      without script and region ("zh", "cmn_Hans", "zho-CN", "pt_BR"), or an English name. Case is
+      ignored, and '-' is equivalent to '_'. "und" returns `UNDETERMINED`.
 
   Raises:
-    InputError: no language has this code. The message suggests similar codes.
+    InputError: If no language has this code. The message suggests similar codes.
 
   Examples:
     >>> language("pt_BR").name
@@ -163,7 +170,7 @@ def language(code: str) -> Language:
 
 @functools.cache
 def opus_language(code: str) -> Language | None:
-  """Returns the language of an OPUS code, or None. Unknown regions are ignored."""
+  """Returns the language for an OPUS code, or None. Unknown regions are ignored."""
   stem, *subtags = re.split("[_@]", code)
   scripts = [subtag for subtag in subtags if not _REGION.fullmatch(subtag)]
   keys = (_key("_".join([stem, *tags])) for tags in (subtags, scripts))
@@ -171,19 +178,19 @@ def opus_language(code: str) -> Language | None:
 
 
 def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None) -> tuple[int, ...]:
-  """Returns a random group, 0 to `count` - 1, for each language index. Groups have similar sizes.
+  """Assigns each language index to a random group, 0 to `count` - 1. Groups have similar sizes.
 
   The result depends only on the arguments. New languages in the table do not change the groups of
   existing languages.
 
   Args:
     count: Number of groups.
-    seed: Seed of the random numbers.
+    seed: Random seed.
     codes: Languages to distribute evenly over the groups, such as the training languages (default:
-      all languages). The other languages are assigned afterwards.
+      all languages). All remaining languages are assigned afterwards.
 
   Raises:
-    InputError: `count` is below 1 or above the number of languages, or a code is unknown.
+    InputError: If `count` is below 1 or above the number of languages, or if a code is unknown.
   """
   balanced = range(NUM_LANGUAGES) if codes is None else sorted({language(x).index for x in codes})
   if not 1 <= count <= len(balanced):
@@ -203,22 +210,24 @@ def own_groups(codes: Iterable[str]) -> tuple[int, ...]:
   """Assigns each language in `codes` to its own group.
 
   Returns:
-    The group of each language index; -1 for languages that are not in `codes`.
+    The group for each language index, or -1 for languages that are not in `codes`.
 
   Raises:
-    InputError: a code is unknown, or two codes are the same language.
+    InputError: If a code is unknown, or if two codes refer to the same language.
   """
   groups = [-1] * NUM_LANGUAGES
   for group, code in enumerate(codes):
     index = language(code).index
     if groups[index] != -1:
-      raise InputError(f"{code!r} is {language(code).name}, as is another code; remove one")
+      raise InputError(
+        f"{code!r} is {language(code).name}, like another code in the list; remove one of them"
+      )
     groups[index] = group
   return tuple(groups)
 
 
 def _unknown(code: str) -> str:
-  import difflib  # only needed for an error
+  import difflib  # Needed only for the error message.
 
   key = _key(code)
   stem, matches = key.split("_")[0], difflib.get_close_matches(key, _ALIASES, n=4, cutoff=0.6)

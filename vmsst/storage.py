@@ -1,12 +1,12 @@
 """Reads and writes users' files, on this machine or in an object store (`gs://`, `s3://`).
 
-This module accesses the stores through fsspec. Each store needs an extra (`vmsst[gcs]`,
-`vmsst[s3]`). A store has no folders and cannot rename objects, but an object appears only when it
-is complete. If several objects belong together, the object written last therefore marks the group
-as complete.
+This module accesses object stores through fsspec. Each kind of store requires an extra
+(`vmsst[gcs]`, `vmsst[s3]`). A store has no folders and cannot rename objects, but an object becomes
+visible only when it is complete. If several objects belong together, the object written last
+therefore marks the group as complete.
 
-Import this module before etils.epath opens a URL. It makes epath use fsspec instead of TensorFlow,
-so that Orbax and this library see the same files.
+Import this module before etils.epath opens a URL. The import makes epath use fsspec instead of
+TensorFlow, so that Orbax and this library see the same files.
 """
 
 import atexit
@@ -37,10 +37,10 @@ else:
 
 _SCHEMES = ("gs", "gcs", "s3", "s3a")
 STORES = {"gs": "gcs", "s3": "s3"}
-"""Supported schemes, and the extra of vmsst that installs the package for each."""
+"""The vmsst extra that installs the package for each supported scheme."""
 
 UNFINISHED = ".vmsst"
-"""Name of the work folder in an unfinished folder. Only the job that writes it reads its files."""
+"""Name of a folder in an unfinished output folder. Only the job that writes it may read it."""
 
 _BUFFER = 1 << 18
 _GAP = 1 << 18
@@ -57,14 +57,14 @@ def path(location: str | os.PathLike[str]) -> "Path":
   """Returns a pathlib path, or an etils.epath path for a URL.
 
   Raises:
-    InputError: the scheme is unknown, or its package (named in the message) is not installed.
+    InputError: If the scheme is unknown, or if the package for it is not installed.
   """
   if not is_url(location):
     return pathlib.Path(location)
   scheme = os.fspath(location).split("://")[0]
   if scheme not in STORES:
     raise errors.InputError(
-      f"{os.fspath(location)}: {scheme}:// is not supported; give a local path, "
+      f"{os.fspath(location)}: {scheme}:// is not supported; use a local path, "
       + " or ".join(f"{name}://" for name in STORES)
     )
   filesystem(os.fspath(location))
@@ -74,20 +74,20 @@ def path(location: str | os.PathLike[str]) -> "Path":
 
 
 def filesystem(url: str) -> Any:
-  """Returns the fsspec file system of a URL. Its methods raise InputError if the store fails.
+  """Returns the fsspec file system for a URL. Its methods raise InputError if the store fails.
 
-  FileNotFoundError and FileExistsError are not converted. The file system does not cache listings,
-  because other processes, and TensorStore in this process, also write to the store.
+  The methods may also raise FileNotFoundError and FileExistsError. The file system does not cache
+  listings, because other processes, and TensorStore in this process, also write to the store.
 
   Raises:
-    InputError: the scheme is unknown, or its package is not installed; the message shows the fix.
+    InputError: If the scheme is unknown, or if the package for it is not installed.
   """
   import fsspec
 
   scheme = url.split("://")[0]
-  for name in _SCHEMES:  # global, because epath creates its own file systems
+  for name in _SCHEMES:  # Set globally, because epath creates its own file systems.
     fsspec.config.conf.setdefault(name, {}).setdefault("use_listings_cache", False)
-  logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # gcsfs logs errors that it also raises
+  logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # gcsfs logs every error that it raises.
   try:
     fsspec.get_filesystem_class(scheme)
   except ImportError as error:
@@ -100,7 +100,7 @@ def filesystem(url: str) -> Any:
 
 
 class _Store:
-  """Wraps an fsspec file system or an open fsspec file to raise InputError."""
+  """Converts errors from an fsspec file system, or from an open fsspec file, to InputError."""
 
   def __init__(self, url: str, system: Any):
     self._url = url
@@ -132,7 +132,7 @@ def check_local(path: str | os.PathLike[str], what: str) -> None:
   """Raises InputError if a path is a URL. `what` names the path in the message."""
   if is_url(path):
     raise errors.InputError(
-      f"{os.fspath(path)}: {what} cannot be in an object store; give a local path"
+      f"{os.fspath(path)}: {what} cannot be in an object store; use a local path"
     )
 
 
@@ -152,8 +152,8 @@ def names(folder: str | os.PathLike[str]) -> set[str]:
 def matches(pattern: str) -> list[str]:
   """Returns the absolute paths of the files that match a shell pattern, sorted.
 
-  `**` matches any number of folders; `~` is the home folder. If a file's name equals the pattern,
-  such as `news [2024].tsv`, this file is the only match.
+  `**` matches any number of folders, and `~` is the home folder. If a file's name is identical to
+  the pattern, such as `news [2024].tsv`, only this file matches.
   """
   if glob.has_magic(pattern) and is_file(os.path.expanduser(pattern)):
     return [absolute(os.path.expanduser(pattern))]
@@ -181,21 +181,21 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
 
 
 def refuse(error: OSError) -> None:
-  """Raises InputError if an existing folder cannot be listed. `os.walk` would silently skip it."""
+  """Raises InputError for an existing folder that `os.walk` cannot list and would silently skip."""
   if not isinstance(error, FileNotFoundError):
     raise errors.InputError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
 
 def files_below(folder: str | os.PathLike[str], *, through_links: bool = False) -> list[str]:
-  """Returns the relative paths of all files below a folder. A missing folder has no files.
+  """Returns the relative paths of all files below a folder; none if the folder does not exist.
 
   Args:
     folder: The folder.
-    through_links: Whether to follow links to folders. A folder is read once, even if several links
-      lead to it or links form a loop.
+    through_links: Whether to follow links to folders. Each folder is read once, even if several
+      links point to the same folder or links form a loop.
 
   Raises:
-    InputError: a folder cannot be listed.
+    InputError: If a folder cannot be listed.
   """
   if not is_url(folder):
     files: list[str] = []
@@ -211,7 +211,7 @@ def files_below(folder: str | os.PathLike[str], *, through_links: bool = False) 
     return files
   system = filesystem(os.fspath(folder))
   root = system._strip_protocol(os.fspath(folder)).rstrip("/")
-  # S3 consoles represent a folder by an object with a slash at the end of its name.
+  # S3 consoles represent a folder as an object whose name ends with a slash.
   return [name[len(root) + 1 :] for name in system.find(root) if not name.endswith("/")]
 
 
@@ -255,11 +255,11 @@ def version(path: str | os.PathLike[str]) -> object:
 
 
 def remove(path: str | os.PathLike[str]) -> None:
-  """Removes a file, or a folder with its content, if it exists."""
+  """Removes a file, or a folder and its contents. Does nothing if the path does not exist."""
   with contextlib.suppress(FileNotFoundError):
     if is_url(path):
       system, url = filesystem(os.fspath(path)), os.fspath(path)
-      if glob.has_magic(url):  # system.rm would interpret the URL as a pattern
+      if glob.has_magic(url):  # `system.rm` would interpret the URL as a pattern.
         for name in system.find(url):
           system.rm_file(name)
       else:
@@ -271,7 +271,7 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 
 def rename(folder: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-  """Renames a folder; in an object store, copies its objects and then removes them."""
+  """Renames a folder. In an object store, copies the objects and then removes the originals."""
   if not is_url(folder):
     os.rename(folder, target)
     return
@@ -287,14 +287,14 @@ def write(url: str, content: bytes) -> None:
 
 
 def check_writable(url: str) -> None:
-  """Raises InputError unless an object can be written below a URL. The test object is removed."""
+  """Writes and removes a test object below a URL. Raises InputError if this fails."""
   probe = f"{url.rstrip('/')}/.write_test_{socket.gethostname()}_{os.getpid()}"
   write(probe, b"")
   remove(probe)
 
 
 def download(url: str, target: pathlib.Path) -> None:
-  """Copies a file, or a folder with its content, from a store to this machine."""
+  """Copies a file, or a folder and its contents, from a store to this machine."""
   system = filesystem(url)
   if not system.isdir(url):
     if not system.exists(url):
@@ -310,19 +310,21 @@ def download(url: str, target: pathlib.Path) -> None:
 def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
   """Returns the local path below `folder` for an object's name."""
   if ".." in name.split("/"):
-    raise errors.InputError(f"{name} contains a folder named .. and cannot be copied; rename it")
+    raise errors.InputError(
+      f"{name} contains a folder named .. and cannot be copied; rename the folder"
+    )
   return folder / name.lstrip("/")
 
 
 @contextlib.contextmanager
 def local_copy(location: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
-  """Yields the path of a file or folder, or of a temporary local copy if it is in a store.
+  """Yields a local path for a file or folder. For a URL, this is the path of a temporary copy.
 
   The path of the copy contains all folder names in the URL. Error messages show the URL instead of
   the temporary path.
 
   Raises:
-    InputError: the file or folder cannot be read.
+    InputError: If the file or folder cannot be read.
   """
   if not is_url(location):
     yield pathlib.Path(location)
@@ -344,7 +346,7 @@ def cached_copy(path: str) -> str:
   """Returns a local path for a file. A file in a store is copied once per process.
 
   Raises:
-    InputError: the file cannot be read.
+    InputError: If the file cannot be read.
   """
   if not is_url(path):
     return path
@@ -371,12 +373,12 @@ def rename_in_errors(local: str, original: str) -> Iterator[None]:
 
 
 def upload(local: pathlib.Path, url: str) -> None:
-  """Uploads a local file. The object only appears when it is complete."""
+  """Uploads a local file. The object becomes visible only when it is complete."""
   filesystem(url).put_file(os.fspath(local), url)
 
 
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
-  """Reads ranges of an object: `size` bytes from each start.
+  """Reads ranges from an object: `size` bytes from each start.
 
   Nearby ranges are read in one request, because a second request takes longer than reading the gap.
   """
@@ -394,7 +396,8 @@ def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
 def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
   """Opens a file for reading. A file in an object store is streamed, without a local copy.
 
-  A lost connection to a store raises InputError, so that it does not look like a truncated file.
+  If the connection to a store is lost, reading raises InputError, so that the file does not look
+  truncated.
   """
   if is_url(path):
     # fsspec's files do not support `readline` with a maximum length, but BufferedReader does.

@@ -4,9 +4,9 @@ Teacher and student scores are cosines divided by the same temperature tau. Call
 scores with `vmsst.losses.contrastive.similarity`, using `cosine=True` and `scale=1 / tau`.
 
 In equations 2, 4 and 6 of the soft contrastive paper, the labels w(i, n) sum to 1 over n. The paper
-uses the same labels in the second direction, where they need not sum to 1 over the candidates of a
-query. By default, this module normalizes the labels of each query, as the released code does.
-`row_normalized` selects the paper's form.
+uses the same labels in the second direction, where the labels need not sum to 1 over a query's
+candidates. By default, this module normalizes the labels of each query, as the released code does.
+`row_normalized=True` uses the paper's labels instead.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual
 (`mse`); Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning.
@@ -22,7 +22,7 @@ from jaxtyping import Array, Float
 def mse(
   source_BS: Float[Array, "B S"], target_BS: Float[Array, "B S"], teacher_BS: Float[Array, "B S"]
 ) -> Float[Array, "B"]:
-  """Returns the squared error between both sides of each pair and the teacher's source vector.
+  """Returns each pair's squared error between both student vectors and the teacher's source vector.
 
   loss_i = 1/S |teacher(s_i) - student(s_i)|^2 + 1/S |teacher(s_i) - student(t_i)|^2
 
@@ -44,7 +44,7 @@ def _squared_error(x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Floa
 
 
 class Labels(NamedTuple):
-  """Weights of pair j as the answer to pair i.
+  """Target distributions: the weight of pair j as the answer to pair i.
 
   Attributes:
     row_BB: Weights if rows (sources) are the queries.
@@ -56,7 +56,7 @@ class Labels(NamedTuple):
 
 
 def hard_labels(batch: int) -> Labels:
-  """Returns labels in which only the translations have weight (equation 3)."""
+  """Returns labels that put all weight on the translations (equation 3)."""
   return Labels(jnp.eye(batch), jnp.eye(batch))
 
 
@@ -64,10 +64,10 @@ def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) 
   """Returns labels computed from a teacher's scores (equations 4 and 5), without gradient.
 
   Args:
-    score_BB: The teacher's score for every two pairs, computed from the sides in the language with
-      the higher priority or averaged over both sides.
-    row_normalized: Whether to use, in both directions, the labels that sum to 1 over each source's
-      targets.
+    score_BB: The teacher's score between every two pairs: either the score between their sides in
+      the higher-priority language, or the mean of the scores on both sides.
+    row_normalized: Whether both directions use the labels that sum to 1 over each source's targets,
+      as in the paper.
   """
   score_BB = jax.lax.stop_gradient(score_BB.astype(jnp.float32))
   row_BB = jax.nn.softmax(score_BB, axis=1)
@@ -82,7 +82,7 @@ def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[A
   loss_k = -sum_j row_kj log softmax_n(score_kn)_j - sum_i column_ik log softmax_n(score_nk)_i
 
   Args:
-    score_BB: The student's score of every source (rows) with every target (columns).
+    score_BB: The student's scores between sources (rows) and targets (columns).
     labels: The target distributions.
   """
   row_B = -jnp.sum(labels.row_BB * jax.nn.log_softmax(score_BB, axis=1), axis=1)
@@ -100,8 +100,8 @@ def monolingual_loss(
   candidates. The TCM loss is lambda times `cross_lingual_loss` plus this loss (equation 7).
 
   Args:
-    source_BB: The student's score for every two sources.
-    target_BB: The student's score for every two targets.
+    source_BB: The student's scores between every two sources.
+    target_BB: The student's scores between every two targets.
     labels: The target distributions.
   """
   return _column_loss(source_BB, labels) + _column_loss(target_BB, labels)

@@ -24,7 +24,7 @@ def additive_margin_softmax(
   x_ij = scale * (cos_ij - margin * [i = j])
 
   Args:
-    cosine_BB: Cosines of every source (rows) with every target (columns), translations on the
+    cosine_BB: Cosines between sources (rows) and targets (columns), with translations on the
       diagonal.
     margin: Subtracted from the cosine of each pair.
     scale: Factor applied to every score; the inverse of the temperature.

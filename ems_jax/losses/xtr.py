@@ -5,17 +5,17 @@ only the softmax's log-normalizer and the logits of these tokens:
 
   KL(p || softmax(x)) = sum_w p(w) log p(w) + logsumexp(x) sum_w p(w) - sum_w p(w) x_w
 
-Each sentence needs one row of logits, instead of one per token, and no row of targets. At any time,
-logits exist for only a few sentences, and their gradients are computed in the forward pass (see
-`vmsst.losses.vocabulary`). The results are exact.
+Each sentence needs only one row of logits, instead of one row per token, and no array of targets
+with vocabulary size. At any time, logits exist for only a few sentences, and their gradients are
+computed in the forward pass (see `vmsst.losses.vocabulary`). The results are exact.
 
-A target distribution is stored as a list of tokens with their shares of the probability, never as
-an array of vocabulary size. If a token occurs twice, its shares add up. The paper does not define
-sentence length; this module counts all tokens, including unknown tokens, but no padding. EMS's
-vocabulary has neither BOS nor EOS. If a vocabulary has such tokens (<s> and </s>, [CLS] and [SEP]),
-`special_ids` excludes them, because they carry no information about the sentence.
+A target distribution is therefore stored as a list of tokens with their shares of the probability.
+If a token occurs twice, its shares add up. The paper does not define sentence length; this module
+counts all tokens, including unknown tokens, but not padding. EMS's vocabulary has neither BOS nor
+EOS. If a vocabulary has such tokens (<s> and </s>, [CLS] and [SEP]), `special_ids` excludes them,
+because they carry no information about the sentence.
 
-Axes: `E` input of the vocabulary projection, `C` sentences per chunk, `N` chunks.
+Axes: `E` width of the vocabulary projection's input, `C` sentences per chunk, `N` chunks.
 
 References: the EMS paper, section III-B; Mao et al. 2021 (arXiv 2105.13856) for UGT.
 """
@@ -75,12 +75,12 @@ def xtr_targets(
 
 
 def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTargets:
-  """Returns unified generative task targets: half from the other sentence, half the masked token.
+  """Returns targets for the unified generative task (UGT): half XTR targets, half the masked token.
 
   p(w) = 1/2 p_xtr(w) + 1/2 [w = masked token]
 
-  The weights are the same as in the code released with Mao et al. 2021. That code masks one random
-  token in one sentence of a pair. The sentence without a mask keeps its XTR targets.
+  The weights of 1/2 are the same as in the code released with Mao et al. 2021. That code masks one
+  random token in one sentence of a pair. The sentence without a mask keeps its XTR targets.
 
   Args:
     targets: The XTR targets, [B, T].
@@ -121,14 +121,14 @@ def weighted_kl(
   This is one direction of equation 6 in the EMS paper. h is the activated vector in equations 4 and
   5, W is the transpose of W_emb, and p is the token distribution of the other sentence.
 
-  The sum has reverse-mode gradients for hidden states, kernel and weights, and none for targets.
-  The gradients are computed together with the sum, so `weights_B` must include all masks, averages
-  and loss weights. The second result has no gradient.
+  The sum is differentiable in reverse mode with respect to hidden states, kernel and weights, but
+  not targets. The gradients are computed together with the sum, so `weights_B` must include all
+  masks, averaging factors and loss weights. The second result has no gradient.
 
   On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
-  and kernel columns stay on the devices assigned to "vocab", if they divide evenly. Devices
-  exchange only vectors and scalars for each sentence and, once, the kernel gradient. They never
-  exchange kernel columns or logits.
+  and kernel columns stay on the devices assigned to "vocab", if these devices can divide the
+  columns evenly. Devices exchange only vectors and scalars for each sentence and, once, the kernel
+  gradient. They never exchange kernel columns or logits.
 
   Args:
     hidden_BE: One vector per sentence.
@@ -186,7 +186,7 @@ class _Plan(NamedTuple):
     return vocabulary.matmul(a, b, self.dtype)
 
   def cut(self, x: jax.Array) -> jax.Array:
-    """Returns [B, ...] reshaped to [N, C, ...], the fewest equal chunks, with zeros at the end."""
+    """Reshapes [B, ...] to [N, C, ...], the fewest equal chunks; pads with zeros at the end."""
     chunks = max(1, math.ceil(x.shape[0] / self.chunk))
     size = math.ceil(x.shape[0] / chunks)
     x = jnp.pad(x, ((0, chunks * size - x.shape[0]), *[(0, 0)] * (x.ndim - 1)))
@@ -197,7 +197,7 @@ class _Plan(NamedTuple):
     return reduce(x, self.vocab_axes) if self.vocab_axes else x
 
   def on_mesh(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:
-    """Returns `function` as a function of (inputs, targets) that each device runs on its shards.
+    """Wraps `function` so that each device runs it on its shards of (inputs, targets).
 
     Args:
       function: Function that takes and returns one device's shards and reduces over devices itself.
@@ -225,7 +225,7 @@ def _cross_entropy(
   plan: _Plan, inputs: _Inputs, targets: TokenTargets
 ) -> tuple[jax.Array, jax.Array]:
   """Returns sum_b weights_b * -sum_w p_b(w) log softmax(h_b W)_w, and each sentence's value."""
-  return _forward(plan, inputs, targets)[0]  # XLA drops the unused gradients
+  return _forward(plan, inputs, targets)[0]  # XLA removes the unused gradients.
 
 
 def _forward(
@@ -246,7 +246,7 @@ _cross_entropy.defvjp(_forward, vocabulary.scale_gradients)
 def _values_and_gradients(
   plan: _Plan, inputs: _Inputs, targets: TokenTargets
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns a device's cross-entropies, and gradients of its hidden states and kernel columns."""
+  """Returns cross-entropies, and gradients for one device's hidden states and kernel columns."""
   kernel_EV = inputs.kernel_EV.astype(plan.dtype)
 
   def gradients(chunk: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -271,8 +271,8 @@ def _values_and_gradients(
 
   chunks = jax.tree.map(plan.cut, (inputs.hidden_BE, inputs.weights_B, targets))
   if len(chunks[0]) == 1:
-    # With one chunk, skip the loop. For few sentences, adding up its gradients would cost more than
-    # the softmax and the targets.
+    # With one chunk, skip the loop. For few sentences, accumulating gradients in a loop would cost
+    # more than computing the softmax and the targets.
     kernel_gradient_EV, outputs = gradients(jax.tree.map(lambda x: x[0], chunks))
   else:
     start_EV = jnp.zeros(kernel_EV.shape, vocabulary.accumulation_dtype(plan.dtype))

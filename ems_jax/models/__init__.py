@@ -1,1 +1,1 @@
-"""Models: EMS networks wired to losses behind the T5X model interface."""
+"""EMS models, which combine a network and its losses behind T5X's model interface."""

@@ -1,6 +1,6 @@
 """Distillation of sentence vectors, and the base class for models that learn from a teacher.
 
-In `DistillationModel`, both sides of a pair learn the teacher's vector for one side.
+`DistillationModel` trains the vectors of both sides to match the teacher's vector for one side.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual; the
 "MSE" baseline in Park et al. 2024, section 5.2.
@@ -41,8 +41,8 @@ class StudentModel(base.BitextModel):
       language with the higher priority. Unlisted languages follow in the order of
       `vmsst.languages`.
     embedding_slices: Number of slices for gradient caching, which does not change the gradient.
-      Activations take only the memory of one slice, but the backward pass encodes every slice
-      again.
+      Memory then holds the activations of only one slice at a time, but the backward pass encodes
+      every slice again.
     matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
 
   For the inherited attributes, see `base.BitextModel`.
@@ -58,7 +58,7 @@ class StudentModel(base.BitextModel):
     super().__post_init__()
     errors.as_integer("embedding_slices", self.embedding_slices)
     matryoshka.check_dims(self.matryoshka_dims)
-    _ = self._rank_L  # raises an error if a language is unknown
+    _ = self._rank_L  # This raises an error if a language is unknown.
 
   @functools.cached_property
   def _rank_L(self) -> np.ndarray:
@@ -86,8 +86,8 @@ class StudentModel(base.BitextModel):
     """Returns the teacher's vectors for both sides, in float32."""
     if missing := [name for name in tables.TEACHER_SIDES if name not in batch]:
       raise errors.InputError(
-        f"the batch has no {' and '.join(missing)}; set TEACHER_VECTORS to a folder made by "
-        "`vmsst data embed`, and TEACHER_DIM to the width of its vectors"
+        f"the batch has no {' and '.join(missing)}; set TEACHER_VECTORS to a folder written by "
+        "`vmsst data embed`, and TEACHER_DIM to the width of these vectors"
       )
     return jnp.stack([batch[name].astype(jnp.float32) for name in tables.TEACHER_SIDES], axis=1)
 
@@ -132,7 +132,7 @@ def common_metrics(
   """Returns metrics for the student's vectors.
 
   The metrics are loss, accuracy/forward (inputs to targets, by cosine) and accuracy/backward (0 to
-  1, within the batch), embedding_norm and tokens_per_example (real tokens of both sides).
+  1, within the batch), embedding_norm and tokens_per_example (real tokens on both sides).
   """
   cosine_BB = contrastive.similarity(vector_B2S[:, 0], vector_B2S[:, 1], cosine=True)
   return {
@@ -143,11 +143,12 @@ def common_metrics(
 
 
 class DistillationModel(StudentModel):
-  """Trains the vectors of both sides to equal the teacher's vector for the anchor.
+  """Trains the vectors of both sides to match the teacher's vector for the anchor.
 
   The loss of a pair is the sum of the mean squared errors of its two student vectors (see
   `ems_jax.losses.distillation`). The anchor is the side in the language that comes first in
-  `priority`, e.g. English with ("en",). Teacher and student vectors must have the same width.
+  `priority`, for example, English if `priority` is ("en",). Teacher and student vectors must have
+  the same width.
   """
 
   def loss_fn(
@@ -156,11 +157,11 @@ class DistillationModel(StudentModel):
     """Returns the mean loss over pairs, and metrics.
 
     Metrics: see `common_metrics` and `matryoshka.mean_loss`; also cosine/inputs and cosine/targets
-    (-1 to 1, between the student's vector for that side and the teacher's vector). The loss of
-    truncated vectors is also divided by the full number of dimensions.
+    (-1 to 1, between the student's vector for that side and the teacher's vector). For truncated
+    vectors, the loss is still divided by the full number of dimensions.
 
     Raises:
-      InputError: teacher and student vectors differ in width.
+      InputError: If the teacher's and student's vectors differ in width.
     """
     anchor_BS, _ = self._anchors_first(self._teacher_vectors(batch), batch)
     vector_B2S = self._student_vectors(params, batch, dropout_rng)

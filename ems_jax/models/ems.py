@@ -31,7 +31,7 @@ _Term = tuple[Float[Array, ""], base.Metrics]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EmsModel(base.BitextModel):
-  """Trains vectors to predict the tokens of a translation and to be nearest to its vector.
+  """Trains vectors to predict the tokens of a translation and to be closest to its vector.
 
   The loss of a pair, averaged over the batch's pairs (equations 6, 8 and 12):
 
@@ -39,12 +39,12 @@ class EmsModel(base.BitextModel):
       - log softmax_k(sim(x_i, x_k) / T)_j - log softmax_k(sim(x_k, x_j) / T)_i
 
   p is the token distribution of a sentence, q is the XTR head's prediction from a sentence vector,
-  and sim is the cosine. If the network lacks one of the heads, the loss of that head is omitted.
+  and sim is the cosine. If the network lacks one of the heads, the corresponding loss is omitted.
   `margin` is subtracted from the cosine of each pair, as in LaBSE's additive margin softmax.
 
-  Negatives come from the global batch, whatever the number of devices. Microbatches (a trainer
-  setting) would divide this batch, so they raise an error by default; `embedding_slices` saves the
-  same amount of memory.
+  Negatives come from the global batch, regardless of the number of devices. Microbatches (a trainer
+  setting) would divide this batch, so they raise an error by default. To save the same amount of
+  memory, use `embedding_slices` instead.
 
   Attributes:
     network: Encoder and heads; the heads determine the losses.
@@ -52,9 +52,10 @@ class EmsModel(base.BitextModel):
     margin: Subtracted from the cosine of each pair.
     masking: "none"; "ugt" (unified generative task), which masks one token on one side of each pair
       and trains the masked sentence to predict this token in addition to the tokens of the other
-      side; or "input", which masks the same way, but the masked sentence does not predict the
-      token. "input" follows the released code, except that there the other sentence predicts the
-      mask token, and here it predicts the original token.
+      side; or "input", which masks tokens in the same way, but does not train the masked sentence
+      to predict the masked token. "input" follows the released code with one exception: the
+      sentence without the mask predicts the original token, whereas in the released code it
+      predicts the mask token.
     mask_id: Id of the mask token; it must not occur in text.
     count_repeats: If False, every distinct token in the XTR targets has the same share, however
       often it occurs, as in the released code.
@@ -115,11 +116,11 @@ class EmsModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean loss over pairs, and metrics; if the key is None, no token is masked.
+    """Returns the mean loss over pairs, and metrics; if `dropout_rng` is None, no token is masked.
 
     Metrics: loss, loss/xtr and loss/contrastive (nats per pair, only for heads that the network
     has), kl/xtr (nats per sentence), accuracy/forward (inputs to targets) and accuracy/backward (0
-    to 1, within the batch, without margin), embedding_norm, tokens_per_example (real tokens of both
+    to 1, within the batch, without margin), embedding_norm, tokens_per_example (real tokens on both
     sides).
     """
     pairs = bitranslation.pairs_in_batch(batch)
@@ -188,7 +189,10 @@ class EmsModel(base.BitextModel):
     """Returns the contrastive loss (equation 8) with the margin."""
     count, groups = len(vector_B2S), self.negative_groups
     if count % groups:
-      raise errors.InputError(f"{groups} groups do not divide a batch of {count}; choose a divisor")
+      raise errors.InputError(
+        f"a batch of {count} pairs does not divide into negative_groups={groups} equal groups; use "
+        f"a divisor of {count}"
+      )
     compared_NC = self._apply(params, bitranslation.rows(vector_B2S), method="project")
     compared = compared_NC.reshape(groups, count // groups, 2, -1)
     cosine = jax.vmap(functools.partial(contrastive.similarity, cosine=True))(
@@ -208,7 +212,7 @@ def mask_one_token(
   special_ids: Sequence[int] = (),
   rng: jax.Array,
 ) -> tuple[Int[Array, "B 2 T"], Int[Array, "B 2"]]:
-  """Masks one random token of one random side of each pair.
+  """Masks one random token on a random side of each pair.
 
   Args:
     tokens_B2T: Both sides of each pair; 0 is padding.
@@ -217,13 +221,14 @@ def mask_one_token(
     rng: Random key.
 
   Returns:
-    The tokens after masking, and the original token at the mask of each side; 0 if the side has no
-    mask. A side without tokens is not changed.
+    The tokens after masking, and, for each side, the original token at the mask, or 0 if the side
+    has no mask. A side without tokens stays unchanged.
   """
   side_rng, token_rng = jax.random.split(rng)
   is_token_B2T = xtr.is_word(tokens_B2T, special_ids)
   side_B = jax.random.bernoulli(side_rng, shape=tokens_B2T.shape[:1]).astype(jnp.int32)
-  # The token with the highest noise is masked; special tokens and padding get the lowest noise.
+  # The token with the highest random number is masked; special tokens and padding receive the
+  # lowest number.
   noise_B2T = jnp.where(is_token_B2T, jax.random.uniform(token_rng, tokens_B2T.shape), -1.0)
   is_highest_B2T = jnp.arange(tokens_B2T.shape[2]) == jnp.argmax(noise_B2T, axis=2)[..., None]
   is_side_B2 = side_B[:, None] == jnp.arange(2)

@@ -44,7 +44,7 @@ class LaserModel(base.BitextModel):
   """An encoder trained with a decoder that translates sentences from their vectors alone.
 
   The loss is the negative log-likelihood per token, averaged over the tokens of all translations in
-  the batch, EOS included:
+  the batch, including EOS:
 
     - sum_t log p(y_t | y_<t, l_y, u(x)) / number of tokens
 
@@ -69,7 +69,8 @@ class LaserModel(base.BitextModel):
     super().__post_init__()
     if isinstance(self.target_languages, str) or not self.target_languages:
       raise errors.InputError(
-        f"target_languages is {self.target_languages!r}; it must list language codes"
+        f"target_languages is {self.target_languages!r}; set it to a sequence of language codes, "
+        "such as ('en', 'es')"
       )
     if max(self._target_rows) >= self.network.num_languages:
       raise errors.InputError(
@@ -91,12 +92,12 @@ class LaserModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss in nats per token, and metrics; deterministic if `dropout_rng` is None.
+    """Returns the loss in nats per token, and metrics, without dropout if `dropout_rng` is None.
 
     Metrics: loss, nll/translation (the same value under the metric name that decoder models share),
     token_accuracy/translation (0 to 1, given the earlier tokens), translations_per_example (0 to
-    2), tokens_per_example (real tokens of both sides). A batch without translations has a loss of
-    0. Metrics averaged over only such batches are NaN.
+    2), tokens_per_example (real tokens on both sides). A batch without translations has a loss of
+    0. The averaged metrics are NaN if no batch contains a translation.
     """
     pairs = bitranslation.pairs_in_batch(batch)
     is_target_B2 = jnp.isin(pairs.languages_B2, jnp.array(self._target_rows))
@@ -129,7 +130,7 @@ class LaserModel(base.BitextModel):
     weight: Float[Array, ""],
     dropout_rng: jax.Array | None,
   ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the weighted negative log-likelihood of all tokens, and the correct token count."""
+    """Returns the weighted negative log-likelihood, and the number of correct tokens."""
     vector_BS = sentence_encoder.embed(
       self.network, params, rows.sources_BT, dropout_rng=dropout_rng
     )
@@ -161,7 +162,8 @@ def translations(
     is_target_B2: Whether a side is a translation target.
   """
   # The first translation is from inputs to targets if possible, otherwise from targets to inputs.
-  # The second exists if both sides are targets. Translations without target tokens have no weight.
+  # The second translation exists only if both sides are translation targets. Missing translations
+  # contain only padding, so they have no weight in the loss.
   inputs_BT, targets_BT = pairs.tokens_B2T[:, 0], pairs.tokens_B2T[:, 1]
   padding_BT = jnp.zeros_like(inputs_BT)
   forward_B, backward_B = is_target_B2[:, 1], is_target_B2[:, 0]

@@ -26,26 +26,27 @@ class SoftContrastiveModel(distillation.StudentModel):
 
   The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7).
   Labels are computed from the teacher's similarities between anchors ("priority", equation 4) or
-  from its mean similarities over both sides ("average", equation 5). "hard" labels (equation 3) do
-  not use a teacher. Student and teacher similarities are cosines divided by the same temperature.
+  from the teacher's similarities averaged over both sides ("average", equation 5). "hard" labels
+  (equation 3) do not use a teacher. Student and teacher similarities are cosines divided by the
+  same temperature.
 
-  In the equations, the source s of a pair is its anchor, and the target t is the other side. In
+  In the equations, the source s is the anchor of a pair, and the target t is the opposite side. In
   batches with a single language pair (`one_language_pair` in `vmsst.data.loader`), the similarities
   among sources and among targets are therefore monolingual, as in the paper. In batches with
   several language pairs, labels compare sentences across languages, so the teacher must support all
   of these languages.
 
-  Candidates come from the global batch, whatever the number of devices. Microbatches (a trainer
-  setting) would divide this batch, so they raise an error by default; `embedding_slices` saves the
-  same amount of memory.
+  Candidates come from the global batch, regardless of the number of devices. Microbatches (a
+  trainer setting) would divide this batch, so they raise an error by default. To save the same
+  amount of memory, use `embedding_slices` instead.
 
   Attributes:
     labels: "priority", "average" or "hard".
     scale: Factor applied to every cosine, 1 / tau.
     monolingual: Whether to add L_mono to the loss (TCM).
     cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
-    row_normalized: Whether to use the labels of the paper's equations in the second direction (see
-      `ems_jax.losses.distillation`).
+    row_normalized: Whether to use the labels from the paper's equations in the second direction
+      (see `ems_jax.losses.distillation`).
 
   For the inherited attributes, see `distillation.StudentModel`.
   """
@@ -73,9 +74,9 @@ class SoftContrastiveModel(distillation.StudentModel):
     """Returns the mean loss over pairs, and metrics.
 
     Metrics: see `distillation.common_metrics`; also loss/cross and, if `monolingual`, loss/mono
-    (nats per pair, without lambda), label/entropy (nats per label; the lower bound for each
-    direction of loss/cross and loss/mono) and label/translation (0 to 1, weight of the translation
-    in the label).
+    (nats per pair, not multiplied by lambda), label/entropy (nats per label; a lower bound for each
+    direction of loss/cross and loss/mono) and label/translation (0 to 1, the label's weight on the
+    translation).
     """
     labels = self._labels(batch)
     vector_B2S = self._student_vectors(params, batch, dropout_rng)

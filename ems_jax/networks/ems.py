@@ -7,7 +7,8 @@ The token table and the encoder have the same names as in
 `vmsst.networks.sentence_encoder.SentenceEncoder`, so that inference loads them without the heads.
 `EmsNetwork` can use any encoder that `SentenceEncoder` supports.
 
-Axes: `E` input of the vocabulary projection, `C` vector that the contrastive loss compares.
+Axes: `E` width of the vocabulary projection's input, `C` width of the vectors that the contrastive
+loss compares.
 """
 
 from typing import cast
@@ -27,7 +28,7 @@ _SIMPLIFIED, _TRADITIONAL = (languages.language(code).index for code in ("zh", "
 
 
 class EmsNetwork(nn.Module):
-  """Encoder and heads of EMS; a disabled head has no parameters.
+  """EMS's encoder and heads; a disabled head has no parameters.
 
   Attributes:
     config: Configuration of the encoder.
@@ -35,8 +36,8 @@ class EmsNetwork(nn.Module):
     contrastive: Whether the network is trained with the contrastive loss.
     language_dim: Width of the target language's embedding in the XTR head (d_la); if None, the
       embedding is omitted.
-    num_languages: Number of rows in the language table, which has the language order of
-      `vmsst.languages`; traditional Chinese uses the row of simplified Chinese (footnote 4). The
+    num_languages: Number of rows in the language table, which lists languages in the order of
+      `vmsst.languages`; traditional Chinese uses the row for simplified Chinese (footnote 4). The
       table in equation 2 has as many rows as the vocabulary, but uses only one row per language.
     share_embedding: Whether to use the token table as W_emb; the output of W_fc then has the
       table's width.
@@ -99,11 +100,11 @@ class EmsNetwork(nn.Module):
   ) -> Float[Array, "B S"]:
     """Returns unnormalized float32 sentence vectors u; padding (id 0) does not change them.
 
-    Rows with only padding give zeros.
+    Rows with only padding are mapped to zeros.
 
     Args:
       tokens_BT: Token ids; padding must be at the end.
-      deterministic: False enables dropout (needs an rng named "dropout").
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
@@ -149,7 +150,7 @@ class EmsNetwork(nn.Module):
     return self.xtr_logits()
 
   def project(self, vector_BS: Float[Array, "B S"]) -> Float[Array, "B C"]:
-    """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10 and 11), float32; without a head, u."""
+    """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10, 11), float32; without projection, u."""
     if not self.projection_dim:
       return vector_BS
     compared_BC = self.projection(nn.relu(self.projection_hidden(vector_BS)))
@@ -157,5 +158,5 @@ class EmsNetwork(nn.Module):
 
 
 def _dense(features: int) -> nn.Module:
-  # These layers are small, so they use the axis "kv", which T5X's rules replicate.
+  # These layers are small, so they use the logical axis "kv", which T5X's rules replicate.
   return t5.Dense(features, ("embed", "kv"), use_bias=True)

@@ -5,14 +5,15 @@ The encoder is LASER's stack of bidirectional LSTM layers or any encoder that
 table and the encoder have the same names as in a sentence encoder, so that inference loads them
 without the decoder.
 
-LASER's released training code also has a bias per vocabulary piece. Here, only the decoder's output
-has a bias, which the projection maps to a bias for the logits.
+In LASER's released training code, the vocabulary projection also has a bias for each vocabulary
+piece. Here, only the decoder's output has a bias, which the projection maps to a bias for the
+logits.
 
-Axes: `O` width of the decoder's output, the input of the vocabulary projection.
+Axes: `O` width of the decoder's output, which is the input of the vocabulary projection.
 
-References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3; its released training code for
-initialization, for details of the LSTM decoder that the paper omits, and for the inputs of the
-transformer decoder.
+References: Artetxe and Schwenk 2019 (arXiv 1812.10464), section 3. The initialization, the
+transformer decoder's inputs, and the details of the LSTM decoder that the paper omits follow
+LASER's released training code.
 """
 
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ class TransformerDecoder(nn.Module):
     language_dim: Width of the language embedding.
     num_languages: Number of rows in the language table.
     initializer_range: The language table and the start vector are initialized uniformly between
-      minus and plus this value.
+      -`initializer_range` and `initializer_range`.
   """
 
   config: transformer.TransformerConfig
@@ -64,21 +65,21 @@ class TransformerDecoder(nn.Module):
     Padding must be at the end; states at padding are undefined.
 
     Args:
-      embedded_BTE: Vectors of the tokens to predict. The decoder shifts them right by one position
-        and inserts a learned start vector.
-      languages_B: Language to decode into; an index outside the table gives NaN.
+      embedded_BTE: Vectors of the tokens to predict. The decoder shifts these vectors right by one
+        position and inserts a learned start vector.
+      languages_B: Target language of each row; an index outside the table gives NaN.
       sentence_BZ: Sentence vectors.
-      deterministic: False enables dropout (needs an rng named "dropout").
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
 
     Raises:
-      InputError: the sentences have more tokens than the config has positions.
+      InputError: If the sentences have more tokens than the config has positions.
     """
     cfg = self.config
     batch, length, width = embedded_BTE.shape
     if length > cfg.max_positions:
       raise errors.InputError(
         f"sentences have {length} tokens, but the decoder's TransformerConfig has positions for "
-        f"{cfg.max_positions}; increase max_positions"
+        f"only {cfg.max_positions}; increase max_positions"
       )
     uniform = lstm.uniform(self.initializer_range)
     language_B1G = t5.TokenEmbedder(
@@ -119,8 +120,8 @@ class LaserNetwork(nn.Module):
   """An encoder, and a decoder conditioned on the encoder's max-pooled states at every step.
 
   Attributes:
-    config: Configuration of the encoder. The decoder sizes of an `LstmConfig` are ignored; the
-      attributes below apply to any encoder.
+    config: Configuration of the encoder. The decoder sizes in an `LstmConfig` are ignored; with any
+      encoder, the attributes below set the decoder's sizes.
     target_emb_dim: Width of the decoder's token embeddings (E); the decoder has its own table.
     decoder_dim: Width of the LSTM decoder's state.
     decoder_output_dim: Width of the LSTM decoder's output (O), the input of the vocabulary
@@ -128,7 +129,7 @@ class LaserNetwork(nn.Module):
     language_dim: Width of the decoder's language embedding.
     num_languages: Number of rows in the decoder's language table.
     initializer_range: The parameters of the LSTM decoder, or the tables of a transformer decoder,
-      are initialized uniformly between minus and plus this value.
+      are initialized uniformly between -`initializer_range` and `initializer_range`.
     transformer_decoder: Configuration of a transformer decoder (default: use the LSTM decoder). Its
       `emb_dim` must be the sum of target_emb_dim, language_dim and the width of a sentence vector.
   """
@@ -194,11 +195,11 @@ class LaserNetwork(nn.Module):
   ) -> Float[Array, "B S"]:
     """Returns unnormalized float32 sentence vectors; padding (id 0) does not change them.
 
-    Rows with only padding give zeros.
+    Rows with only padding are mapped to zeros.
 
     Args:
       tokens_BT: Token ids; padding must be at the end.
-      deterministic: False enables dropout (needs an rng named "dropout").
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     mask_BT = tokens_BT != arrays.PAD_ID
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
@@ -223,7 +224,8 @@ class LaserNetwork(nn.Module):
       languages_B: Language of each row, an index into `vmsst.languages`; an index outside the table
         gives NaN.
       vector_BS: Vectors of the sentences to translate.
-      deterministic: False enables the transformer decoder's dropout (needs an rng named "dropout").
+      deterministic: Whether to disable the transformer decoder's dropout; if False, an rng named
+        "dropout" is required.
     """
     # LASER's LSTM decoder has no dropout.
     options = {} if self.transformer_decoder is None else {"deterministic": deterministic}

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Trains on 4 nodes of 8 GPUs, one process per GPU: sbatch slurm.sh. Change the marked lines.
+# Trains on 4 nodes with 8 GPUs each, one process per GPU: sbatch slurm.sh. Change the marked lines.
 #SBATCH --job-name=vmsst
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=8
@@ -8,7 +8,7 @@
 #SBATCH --output=%x-%j.out
 #SBATCH --open-mode=append
 #SBATCH --requeue
-# SIGTERM 120 seconds before the time limit; processes then write a checkpoint.
+# Sends SIGTERM 120 seconds before the time limit, so that the processes can write a checkpoint.
 #SBATCH --signal=TERM@120
 
 source "$HOME/venv/bin/activate" || exit                    # change
@@ -19,7 +19,7 @@ train=(
   --gin.VOCABULARY_PATH="'/scratch/sentencepiece.model'"    # change
 )
 
-# The exit status of a process is 75 after SIGTERM, otherwise the status of the training.
+# Each process exits with 75 after SIGTERM, and otherwise with the exit status of the training.
 task='
 stop() { stopped=1; kill -TERM "$pid" 2>/dev/null; }
 stopped=
@@ -37,7 +37,7 @@ done
 [ -z "$stopped" ] || status=75
 exit "$status"
 '
-# The first process that ends leaves the others 300 seconds to write the checkpoint.
+# When the first process ends, the others have 300 seconds left to write the checkpoint.
 srun --kill-on-bad-exit=0 --wait=300 sh -c "$task" task "${train[@]}"
 status=$?
 if [ "$status" -eq 75 ]; then

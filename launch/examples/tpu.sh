@@ -1,6 +1,6 @@
 #!/bin/bash
-# Trains on a preemptible Cloud TPU, and on a new one after each preemption: bash tpu.sh. Run it on a
-# machine with gcloud; it ends when the training ends. Change the marked lines.
+# Trains on a preemptible Cloud TPU and requests a new TPU after each preemption: bash tpu.sh. Run
+# this script on a machine with gcloud. It ends when the training ends. Change the marked lines.
 set -u
 name=vmsst                                                  # change
 zone=us-central2-b                                          # change
@@ -9,9 +9,9 @@ version=tpu-ubuntu2204-base                                 # change
 failures=3 # consecutive failures on a running TPU after which to give up
 pause=30   # seconds
 
-# All workers run this script. A running training holds the lock. After a broken connection, an old
-# training can still run: stop it, and wait up to ten minutes for its checkpoint. The exit status is
-# 75 after SIGTERM.
+# All workers run this script. A running training process holds the lock. If the connection broke,
+# an old process can still be running. The script stops that process and waits up to ten minutes for
+# its checkpoint. The exit status is 75 after SIGTERM.
 worker=$(
   cat <<'END'
 pip install -q "vmsst[train,tpu,gcs]" || exit
@@ -69,7 +69,7 @@ while true; do
   tpu ssh --worker=all --command="$worker"
   status=$?
   [ "$status" -ne 0 ] || break
-  sleep "$pause" # a preemption shows in the state a little later
+  sleep "$pause" # the state shows a preemption only after a delay
   if [ "$status" -eq 75 ] || [ "$(state)" != READY ]; then
     failed=0
     continue

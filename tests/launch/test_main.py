@@ -70,7 +70,7 @@ _FAULTY = {
   "no encoder": (["--gin_file=finetune.gin"], r"ENCODER(, PAIRS)?: no value.*; set --gin\.ENCODER"),
   "resumed with another encoder": (
     ["--gin.MODEL_DIR='{run}'", "--gin.vocabularies.SentencePieceVocabulary.lowercase=True"],
-    r"MODEL_DIR {run} has checkpoints of a different encoder: vocabulary is Sent.*; train the"),
+    r"MODEL_DIR {run} has checkpoints from a different encoder: vocabulary is Sent.*; train the"),
 }  # fmt: skip
 _DRY = [*_FAULTY][:-1]
 

@@ -186,7 +186,9 @@ def test_gradients_reach_every_parameter_and_do_not_depend_on_slices(name, monke
   if name in SLICED:
     sliced = value_and_gradient(make_model(name, embedding_slices=4), params, batch)
     tiny_models.assert_trees_close(sliced, whole, rtol=2e-4, atol=2e-5)
-    with pytest.raises(errors.InputError, match=f"3 slices do not divide a batch of {B}; choose"):
+    with pytest.raises(
+      errors.InputError, match=f"batch of {B} rows does not divide into 3 equal slices"
+    ):
       make_model(name, embedding_slices=3).loss_fn(params, batch, None)
 
 
@@ -291,5 +293,5 @@ def test_microbatches_need_permission_if_pairs_are_compared(name):
   unused = dict.fromkeys(("train_state", "partitioner", "rng", "summary_dir", "train_state_axes"))
   with pytest.raises(errors.InputError) as refusal:  # the trainer asks the model
     toy_runs.make_trainer(num_microbatches=2)(model=model, eval_names=[], **unused)
-  assert "NUM_MICROBATCHES=2 leaves a pair" in str(refusal.value)
+  assert "NUM_MICROBATCHES=2 leaves only 1/2 of the negatives" in str(refusal.value)
   make_model(name, allow_fewer_negatives=True).check_microbatches(4)

@@ -302,10 +302,10 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
     ({"objective": "distillation"}, "require a teacher"),
     (
       {"teacher": "x"},
-      "'contrastive',. have no teacher; give one",
+      "'contrastive',. do not use a teacher; pass teacher",
     ),
-    ({"objective": "ems", "negatives": 1}, "'ems' has no hard negatives"),
-    ({"objective": "similarity"}, "pairs: the objective 'similarity' needs a column of scores"),
+    ({"objective": "ems", "negatives": 1}, "'ems' does not use hard negatives"),
+    ({"objective": "similarity"}, "pairs: the objective 'similarity' needs a score column"),
     ({"pairs": [{"a": "b", "c": "d", "label": 0}]}, "'contrastive' ignores scores and labels"),
     ({"pairs": ["one text"]}, "no file matches '.*one text'"),
     ({"eval_every": 0}, "eval_every is 0; set it to an integer of 1 or more"),

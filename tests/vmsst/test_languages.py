@@ -99,7 +99,7 @@ def test_own_groups_belong_to_the_selected_languages():
   ("call", "message"),
   [
     (lambda: languages.random_groups(0), "count is 0"),
-    (lambda: languages.own_groups(["de", "deu"]), "'deu' is German, as is another code"),
+    (lambda: languages.own_groups(["de", "deu"]), "'deu' is German, like another code"),
   ],
 )
 def test_groups_that_cannot_be_made_are_named(call, message):

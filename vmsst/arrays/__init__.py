@@ -1,4 +1,4 @@
-"""Arrays on devices: padding, layouts, and device specifications."""
+"""Array layouts on devices, and device specifications."""
 
 PAD_ID = 0
 """Token id of padding."""

@@ -1,6 +1,6 @@
-"""Published specifications of accelerators, and JAX's compilation cache on disk.
+"""Published accelerator specifications, and JAX's compilation cache on disk.
 
-Some defaults depend on the specifications. JAX is imported when it is needed.
+Some default settings depend on the specifications. JAX is imported only when a function needs it.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ class Device:
   """Specifications of an accelerator chip.
 
   Attributes:
-    name: Name of the chip.
+    name: Chip name.
     kinds: Substrings of JAX's `device_kind` that identify the chip.
     flops: Peak dense bfloat16 FLOP/s.
     memory: Memory in bytes.
@@ -47,7 +47,7 @@ BY_NAME = {device.name: device for device in DEVICES}
 
 
 def of_kind(kind: str) -> Device | None:
-  """Returns the specifications for JAX's `device_kind`; None if unknown, as for CPUs.
+  """Returns the specifications for a JAX `device_kind`, or None for unknown devices such as CPUs.
 
   >>> of_kind("NVIDIA H100 80GB HBM3").name
   'H100 SXM'
@@ -65,14 +65,15 @@ def current() -> Device | None:
 
 
 def enable_compilation_cache() -> None:
-  """Enables JAX's compilation cache on disk, so that a second command does not compile again.
+  """Enables JAX's compilation cache on disk, so that later commands reuse compiled programs.
 
-  Sets environment variables for this process and its children, and JAX's options if JAX is already
-  imported.
+  Sets environment variables for this process and its children. If JAX is already imported, also
+  sets JAX's options.
 
-  The folder is `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. It holds at most 1 GiB; JAX deletes the
-  least recently used programs. This function does nothing if JAX_COMPILATION_CACHE_DIR is set (even
-  to an empty value), if JAX's option for the folder is set, or if the folder cannot be created.
+  The cache folder is `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. The cache holds at most 1 GiB; when
+  it is full, JAX deletes the least recently used programs. This function does nothing if
+  JAX_COMPILATION_CACHE_DIR is set (even to an empty value), if JAX's own cache folder option is
+  set, or if the folder cannot be created.
   """
   jax = sys.modules.get("jax")
   if _FOLDER in os.environ or (jax and jax.config.jax_compilation_cache_dir):
@@ -94,7 +95,7 @@ def enable_compilation_cache() -> None:
   options: dict[str, Any] = {
     "jax_compilation_cache_dir": str(folder),
     "jax_compilation_cache_max_size": 1 << 30,
-    "jax_persistent_cache_min_compile_time_secs": 0,  # small programs add up
+    "jax_persistent_cache_min_compile_time_secs": 0,  # many small programs add up
   }
   for name, value in options.items():
     os.environ.setdefault(name.upper(), str(value))

@@ -2,9 +2,9 @@
 
 The gradient of a kernel is a sum over the rows of two matrices, that is, a matmul with a transposed
 operand. XLA's CPU backend multiplies transposed matrices at 0.4 to 0.7 times the usual speed, and
-merges an explicit transpose into the matmul that follows. `linear` and `product_of_rows` therefore
-transpose the smaller matrix behind an optimization barrier. Other backends read either layout at
-the same speed.
+it fuses an explicit transpose into the matmul that follows. `linear` and `product_of_rows`
+therefore transpose the smaller matrix behind an optimization barrier. Other backends read either
+layout at the same speed.
 """
 
 import math
@@ -24,7 +24,7 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 
   Args:
     x: An activation.
-    axes: Logical name of each axis of `x`; None for an axis that is not sharded.
+    axes: Logical name for each axis of `x`, or None for an axis that is not sharded.
   """
   if not partitioning.get_axis_rules():
     return x
@@ -48,8 +48,8 @@ def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
 def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
   """Returns the mesh axes over which the current rules shard each logical axis of an array.
 
-  The tuple for an axis is empty if the axis is not sharded, if the mesh axes do not divide its
-  size, or if no mesh was entered with `jax.set_mesh`.
+  The tuple for an axis is empty if the axis is not sharded, if its size is not divisible by the
+  size of the mesh axes, or if no mesh was entered with `jax.set_mesh`.
 
   Args:
     **sizes: Size of each logical axis.

@@ -31,7 +31,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 }
 """Subcommands by name, one to three words."""
 
-# Minutes without progress after which a command ends. Training a vocabulary shows no progress.
+# A command ends after this many minutes without progress. Vocabulary training reports no progress.
 _PATIENCE = 24 * 60.0
 _GROUPS = {
   ("data",): "Prepare bitext for training",

@@ -24,22 +24,25 @@ def align(
   lists: bool = False,
   engine: engines.Engine | None = None,
 ) -> tuple[int, int]:
-  """Writes the alignments of documents; returns the numbers of documents and of aligned pairs.
+  """Writes document alignments; returns the number of documents and the number of aligned pairs.
 
   Args:
-    source: A text file, a folder of text files, or with `lists` a file with one path per line.
+    source: A text file; a folder of text files; or, with `lists`, a file that contains one path per
+      line.
     target: Translation of the source. In a folder, a document and its translation have the same
       name.
-    out: Output file; for lists and folders, a folder for one file per pair of documents.
+    out: Output file. If the source is a list or a folder, an output folder that gets one file per
+      document pair.
     encoder: The encoder.
-    options: "format" (see `alignment_files.lines`); "split", language codes of both texts to split
-      lines into sentences, or None; and options of `document_alignment.align`.
+    options: "format" (see `alignment_files.lines`); "split", which contains the language codes of
+      both texts if lines are to be split into sentences, or None; and the options of
+      `document_alignment.align`.
     marker: Line that separates the documents in a text file.
     lists: Whether source and target list documents.
     engine: Where to align (default: in this process).
 
   Raises:
-    InputError: a text cannot be read, or source and target have different documents.
+    InputError: a text cannot be read, or the documents in source and target do not match.
   """
   is_folder = lists or storage.path(source).is_dir()
   names, documents, inputs = [], [], {"encoder": encoder.identity}
@@ -62,7 +65,8 @@ def align(
       "one translation for each document"
     )
   start, end = alignment_files.frame(options["format"], options["languages"])
-  frame = (start, end) if is_folder else ("", "")  # A single output file has one frame for all.
+  # In a single output file, all documents share one frame.
+  frame = (start, end) if is_folder else ("", "")
   align_documents = functools.partial(_align_documents, encoder, options, frame)
   with job.Job(out, inputs=inputs, options=options, is_folder=is_folder) as align_job:
     if align_job.finished:
@@ -124,7 +128,7 @@ def _align_documents(
   if split:
     with errors.requires("align", "--split"):
       import sentencex
-    # The package sentencex requires two-letter codes, where a language has one.
+    # The package sentencex requires a two-letter code if the language has one.
     codes = (languages.language(code).iso639_1 or code for code in split)
     texts = [
       [sentence.strip() for line in lines for sentence in sentencex.segment(code, line)]

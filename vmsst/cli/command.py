@@ -1,9 +1,9 @@
-"""Turns functions into subcommands. Signatures and docstrings are the only description of options.
+"""Turns functions into subcommands. Options are described only in signatures and docstrings.
 
 A keyword-only parameter becomes an option, any other parameter a positional argument. The
 annotation controls how the value is parsed, and the docstring provides the text of `--help`. A
-parameter with a dataclass as type becomes a group of options, one for each field. Several commands
-share these dataclasses.
+parameter annotated with a dataclass becomes a group of options, one for each field. Several
+commands share these dataclasses.
 """
 
 import argparse
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-  """How an argument is parsed, in an `Annotated` type.
+  """Metadata in an `Annotated` type: how an argument is parsed and described.
 
   Attributes:
     metavar: Placeholder for the value in `--help`.
     parse: Converts the text to a value; raises ValueError or ArgumentTypeError.
-    role: For paths only. Outputs: "file" or "folder". Inputs: "text" (a text file) or "data" (a
-      folder) that must exist, or "input" if the function itself checks the path.
+    role: Kind of a path. "file" and "folder" are outputs. "text" is an existing text file, and
+      "data" an existing folder. "input" is an input path that the function itself checks.
     help: Description for functions that do not describe the parameter in their docstring.
   """
 
@@ -51,7 +51,7 @@ class Argument:
 
 
 def _number(kind: str, parse: Callable[[str], Any], is_valid: Callable[[Any], bool], text: str):
-  """Parses and checks a value; raises ArgumentTypeError, "... is not an integer", if it is bad."""
+  """Parses a value; raises ArgumentTypeError ("... is not an integer") if the value is invalid."""
   with contextlib.suppress(ValueError):
     if is_valid(value := parse(text)):
       return value
@@ -104,9 +104,8 @@ class Command:
     function: Function of the subcommand; raises InputError for errors that a user can fix.
     resumable: Whether a rerun resumes an interrupted command.
     atomic: Whether the function itself locks its output.
-    types: Annotations that replace the annotations of the function, by parameter name.
-    message: Message to print at the end. Names of parameters in braces are replaced by their
-      values.
+    types: Annotations by parameter name. They replace the annotations in the function's signature.
+    message: Message to print at the end. Parameter names in braces are replaced by the arguments.
   """
 
   function: Callable[..., object]
@@ -117,7 +116,7 @@ class Command:
 
   @property
   def parameters(self) -> list[inspect.Parameter]:
-    """The parameters of the function, with the annotations of `types`."""
+    """The function's parameters, with the annotations from `types`."""
     parameters = inspect.signature(self.function).parameters.items()
     return [x.replace(annotation=self.types.get(name, x.annotation)) for name, x in parameters]
 
@@ -140,7 +139,7 @@ class Command:
         group.add_argument(parameter.name, **{**settings, "metavar": parameter.name.upper()})
 
   def values(self, args: argparse.Namespace) -> dict[str, Any]:
-    """Returns the arguments of the function, from parsed arguments of the command line."""
+    """Converts the parsed command line to arguments for the function."""
     arguments = {}
     for parameter in self.parameters:
       if dataclasses.is_dataclass(parameter.annotation):
@@ -180,7 +179,7 @@ def summary(documented: Any) -> str:
 
 
 def _descriptions(documented: Any) -> dict[str, str]:
-  """Returns the descriptions of parameters in a docstring. A class inherits descriptions."""
+  """Returns the parameter descriptions in a docstring. A class also inherits descriptions."""
   descriptions: dict[str, str] = {}
   for base in reversed(getattr(documented, "__mro__", [documented])):
     text = inspect.getdoc(base) or ""
@@ -192,7 +191,7 @@ def _descriptions(documented: Any) -> dict[str, str]:
 
 
 def _parser_type(hint: Any) -> tuple[Any, Argument]:
-  """Returns a type without `None`, and the `Argument` of the type or of its items."""
+  """Returns a type without `None`, and the `Argument` attached to the type or to its items."""
   if typing.get_origin(hint) in (typing.Union, types.UnionType):
     (hint,) = (option for option in typing.get_args(hint) if option is not type(None))
   is_several = typing.get_origin(hint) in (list, tuple, Sequence)
@@ -238,8 +237,8 @@ class Workers:
   Attributes:
     engine: local for processes on this machine, or ray for a Ray cluster. The nodes of a cluster
       must see the same files as this machine (default: local).
-    workers: Number of processes (default: one per core), or of Ray tasks at a time (default: as
-      many as the cluster has room for).
+    workers: Number of local processes (default: one per core) or of concurrent Ray tasks (default:
+      as many as fit on the cluster).
     ray_address: Ray cluster, HOST:PORT or ray://HOST:PORT (default: $RAY_ADDRESS, a cluster on this
       machine, or a new one on this machine).
   """
@@ -278,10 +277,10 @@ class GpuWorkers(Workers):
   """Parallel workers; the results do not depend on them.
 
   Attributes:
-    workers: Number of processes (default: 1), or of Ray tasks at a time (default: as many as the
-      cluster has room for).
-    gpus_per_worker: Number of GPUs per worker (default: processes share all GPUs, Ray tasks get no
-      GPU).
+    workers: Number of local processes (default: 1) or of concurrent Ray tasks (default: as many as
+      fit on the cluster).
+    gpus_per_worker: Number of GPUs per worker (default: local processes share all GPUs, and Ray
+      tasks get no GPU).
   """
 
   gpus_per_worker: Positive | None = None  # type: ignore[misc]
@@ -312,11 +311,11 @@ class Backend:
   def open(
     self, path: str, *, role: Literal["query", "document"] | None = None, **options: Any
   ) -> "EncoderSource":
-    """Opens an encoder. Other processes can open it too, through the returned object.
+    """Opens an encoder; returns a source from which worker processes can open the encoder too.
 
     Args:
       path: Path or name of the encoder.
-      role: Role of the texts. It selects the prompt if no prompt option is given.
+      role: Role of the texts, which selects the prompt if no prompt option is given.
       **options: Further options of `loading.open_encoder`.
     """
     from vmsst.encoder import encoding, loading
@@ -331,7 +330,9 @@ class Backend:
     if self.prompt_name is not None:
       if self.prompt_name not in prompts:
         choices = ", ".join(prompts) or "none"
-        raise errors.InputError(f"--prompt-name is {self.prompt_name!r}; {path} has: {choices}")
+        raise errors.InputError(
+          f"--prompt-name is {self.prompt_name!r}; prompts of {path}: {choices}"
+        )
       prompt = prompts[self.prompt_name]
     elif prompt is None and role:
       prompt = tokenizers.role_prompt(prompts, role)
@@ -371,7 +372,7 @@ def local_file(path: str) -> Iterator[str]:
 def file_to_write(output: str) -> Iterator[str]:
   """Yields the path of a file to write.
 
-  If the output is a stream, the file is temporary, and is copied to the stream at the end.
+  If the output is a stream, yields a temporary file and copies it to the stream at the end.
   """
   if not outputs.is_stream(output):
     yield output

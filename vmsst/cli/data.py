@@ -91,7 +91,7 @@ def embed_bitext(
     patterns: Bitext files, as in training. Quote patterns.
     languages: Languages of the bitext (default: from the file names).
     batch_size: Sentences per batch.
-    refresh: Replace vectors that another encoder or an older version of it wrote.
+    refresh: Replace vectors that a different encoder, or an older version of this encoder, wrote.
   """
   from vmsst.data import readers, tables
   from vmsst.encoder import encoding, loading
@@ -102,7 +102,7 @@ def embed_bitext(
   for name in names:
     if names.count(name) > 1:
       raise errors.InputError(
-        f"two inputs would write {os.path.join(output, name)}; use another folder for one of them"
+        f"two inputs would write {os.path.join(output, name)}; use another folder for one input"
       )
   path, teacher = loading.open_encoder(encoder)
   inputs = {"encoder": encoding.identity(teacher, path)}
@@ -146,24 +146,24 @@ def mine_negatives(
   """Mine hard negatives: documents near a query that do not answer it, or wrong translations.
 
   Args:
-    pairs: File of queries and their positives, as for `vmsst finetune`.
+    pairs: File with queries and their positives, as for `vmsst finetune`.
     output: Output file for `vmsst finetune`, in JSON Lines with one pair and its negatives per
       line. If its name ends in .tsv, the file has one column per text and no scores; `t5x train`
       reads it too.
     corpus: Documents to search, one per line (default: the positives of all pairs).
-    field: Column or key of the documents in the corpus (default: column 1 of .tsv files, or 2 if
-      column 1 contains numbers; the key text of .jsonl files; otherwise the whole line).
+    field: Column or key of the documents in the corpus (default: column 1 of .tsv files, or column
+      2 if column 1 contains numbers; the key "text" in .jsonl files; otherwise the whole line).
     teacher: Encoder that scores the texts by cosine, for the margin and for `vmsst finetune
-      --objective kl_divergence` (default: ENCODER scores them for the margin).
+      --objective kl_divergence` (default: ENCODER scores the texts for the margin).
     count: Maximum number of hard negatives per pair.
     range_min: Number of nearest documents to skip, not counting positives.
     range_max: Number of nearest documents to consider, not counting positives (default: RANGE_MIN +
       COUNT, or with a margin RANGE_MIN + 10 * COUNT).
     relative_margin: Exclude documents with a score above (1 - X) times the score of the positive.
       Such documents are often unlabeled positives. 0.05 is a common value (default: no limit).
-    roles: Roles of the two texts of a pair, query or document, to choose the prompts (default:
-      query and document with a corpus; otherwise by the column names; otherwise the prompt of
-      `encode`).
+    roles: Roles of the two texts in a pair (query or document), which select their prompts
+      (default: query and document if --corpus is given; otherwise the roles that the column names
+      suggest; otherwise no roles, so both texts get the encoder's default prompt).
     languages: Languages of the two texts, for encoders that require them.
     batch_size: Texts per batch.
   """
@@ -235,7 +235,7 @@ def build(
   work: Annotated[str, Argument("FOLDER")] | None = None,
   workers: Workers,
 ) -> None:
-  """Build a training dataset from OPUS releases, without duplicates and evaluation sentences.
+  """Build a training dataset from OPUS releases, without duplicates or evaluation sentences.
 
   Args:
     recipe: vmsst, ems, soft_contrastive or the path of a YAML file.
@@ -272,17 +272,18 @@ def clean(
   Args:
     files: Bitext files, as in training. Quote patterns.
     out: Output folder for one TSV file per language pair, such as deu-eng.tsv.
-    languages: Languages of the bitext, or und und for any languages (default: from the file names).
-    held_out: Text files with one sentence per line or column, and data folders of `vmsst eval`.
-      Their sentences are removed.
+    languages: Languages of the bitext; "und und" accepts any languages (default: from the file
+      names).
+    held_out: Text files with one sentence per line (in .tsv files, one per column), or `vmsst eval`
+      data folders. Pairs with a sentence from these files are removed.
     max_characters: Maximum length of a text.
-    max_ratio: Maximum ratio of the lengths of the two texts. The longer text may have 20 characters
-      more.
-    min_script_share: Minimum share of a text's letters that are in a script of its language.
+    max_ratio: Maximum length ratio of the two texts. The longer text may exceed this limit by 20
+      characters.
+    min_script_share: Minimum share of a text's letters that belong to a script of its language.
     encoder: Encoder for --min-cosine and --min-margin.
     min_cosine: Minimum cosine of a pair.
-    min_margin: Minimum margin of a pair, such as 1.02 (ratio with 4 neighbors, among the pairs that
-      pass all other filters).
+    min_margin: Minimum margin of a pair, such as 1.02 (the ratio margin with 4 neighbors, computed
+      among the pairs that pass all other filters).
   """
   from vmsst.cli import vector_jobs
   from vmsst.data import readers
@@ -323,7 +324,7 @@ def clean(
   rules = cleaning.Cleaning(max_characters, max_ratio, min_script_share)
   with job.Job(out, inputs=inputs, options={**options, "rules": rules}) as clean_job:
     if not clean_job.finished:
-      # With an encoder, the files of the first step are intermediate.
+      # With an encoder, the first step writes intermediate files.
       folder = f"{storage.UNFINISHED}/" if encoder else ""
       tasks = [job.Task(f"{folder}{pair}.tsv", (group,)) for pair, group in groups.items()]
       clean_group = functools.partial(file_cleaning.clean, sentences, rules=rules)
@@ -354,7 +355,7 @@ def download_opus(
     recipe: Recipe that lists corpora and language pairs (a name or a YAML file).
     languages: Language pairs (default: all).
     output: Output folder for files such as CORPUS/VERSION/moses/de-en.txt.zip.
-    list: List the files with sizes and licenses, and exit.
+    list: List the files with their sizes and licenses, and exit.
   """
   from vmsst import languages as languages_lib
   from vmsst.downloads import fetch, opus
@@ -396,7 +397,7 @@ def download_evaluation(
   Args:
     sets: Names of evaluation sets, or all; --list shows the names.
     output: Output folder.
-    list: List the sets with sizes and licenses, and exit.
+    list: List the sets with their sizes and licenses, and exit.
   """
   from vmsst.downloads import evaluation_sets, fetch
 

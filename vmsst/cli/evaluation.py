@@ -45,18 +45,19 @@ def evaluate(
   """Evaluate encoders on your own files or on benchmarks.
 
   Args:
-    sts: Your scored sentence pairs (score TAB first TAB second). The metrics are correlations.
-    bitext: Your bitexts (TSV, JSONL, TMX or Moses files), best with language codes in their names,
-      such as my.de-en.tsv. The metrics are accuracy and xSIM in both directions.
-    retrieval: Your queries with the text to find for each (query TAB text, or .jsonl files with the
+    sts: Your scored sentence pairs (score TAB first sentence TAB second sentence). The metrics are
+      correlations.
+    bitext: Your bitexts (TSV, JSONL, TMX or Moses files), preferably with language codes in the
+      file names, such as my.de-en.tsv. The metrics are accuracy and xSIM in both directions.
+    retrieval: Your queries, each with the text to find (query TAB text, or .jsonl files with the
       keys query and text). The metrics are accuracy, MRR, recall and nDCG.
     suite: Benchmarks (see --list; default: all).
-    mteb: Tasks or benchmarks of MTEB, such as STS22.v2 or "MTEB(Multilingual, v2)". The package
-      mteb downloads their data, and results are in its format.
+    mteb: MTEB tasks or benchmarks, such as STS22.v2 or "MTEB(Multilingual, v2)". The package mteb
+      downloads the data, and the results are written in its format.
     data: Data folder with one folder per benchmark (see --list).
-    out: Output folder. Finished benchmarks are skipped. If you give several encoders, each has its
-      own folder in the output folder, with the last component of the encoder's path as name.
-    name: Name of a single encoder in reports (default: its path).
+    out: Output folder. Finished benchmarks are skipped. If you give several encoders, the results
+      for each encoder are in a subfolder named after the last component of the encoder's path.
+    name: Name of the encoder in reports, if you give only one encoder (default: its path).
     seen: Languages of the encoder's training data (default: from its encoder.json).
     max_length: Maximum tokens per text; longer texts are cut (default: the encoder's maximum).
     dimensions: Also evaluate vectors truncated to their first N dimensions, for encoders trained
@@ -79,7 +80,7 @@ def evaluate(
     return
   if not encoder or out is None:
     missing = "--out" if encoder else "ENCODER, before all options,"
-    raise errors.InputError(f"{missing} is missing: give it, or --list")
+    raise errors.InputError(f"{missing} is missing; give it, or --list")
   files = (("sts", sts), ("bitext", bitext), ("retrieval", retrieval))
   user_files = {kind: paths for kind, paths in files if paths}
   if sum(map(bool, (user_files, mteb, data))) != 1 or (suite and not data) or (mteb and dimensions):
@@ -91,7 +92,10 @@ def evaluate(
   if len(encoder) == 1:
     folders = {out: encoder[0]}
   elif name or len(folders) < len(encoder):
-    raise errors.InputError("the paths of several encoders must end differently; omit --name")
+    raise errors.InputError(
+      "several encoders need paths with different last components and no --name; omit --name, or "
+      "evaluate the encoders one by one"
+    )
   if mteb:
     storage.check_local(out, "the results of MTEB")
     mteb_tasks = mteb_models.get_tasks(mteb)
@@ -144,12 +148,12 @@ def evaluate(
 def format_table(results: "Results") -> str:
   """Formats the averages of all benchmarks, and lists failed, absent and missing benchmarks.
 
-  "first 64" marks averages of vectors truncated to 64 dimensions.
+  "first 64" marks averages for vectors truncated to 64 dimensions.
   """
   rows = []
   for name, scores in results["benchmarks"].items():
     rows += [f"{name:23} {key:48}{value:8.2f}" for key, value in scores["summary"].items()]
-    for cut in scores.get("dimensions", [])[:-1]:  # The last item is the full width.
+    for cut in scores.get("dimensions", [])[:-1]:  # The last item has the full width.
       title = f"first {cut['dimension']}"
       rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if missing := scores["missing"]:
@@ -162,7 +166,7 @@ def format_table(results: "Results") -> str:
 def report(
   folders: list[Annotated[str, Argument("DIR", role="input")]], *, out: OutputFolder
 ) -> None:
-  """Write a report: tables and figures of results, next to published numbers.
+  """Write a report with tables and figures that compare results with published numbers.
 
   Args:
     folders: Output folders of `vmsst eval`.

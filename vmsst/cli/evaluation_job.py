@@ -1,6 +1,6 @@
 """The job of `vmsst eval`. It writes one file of results per benchmark.
 
-Intermediate files contain the vectors that other processes compute, and the best answers from each
+Intermediate files contain the vectors that worker processes compute, and the best answers from each
 span of a knowledge base.
 """
 
@@ -84,13 +84,14 @@ def evaluate(
 ) -> results_files.Results:
   """Evaluates an encoder and writes results.json.
 
-  If an earlier call has finished a benchmark, it is evaluated again only if its data has changed or
-  if the results lack some of the dimensions.
+  A benchmark that an earlier call finished is evaluated again only if its data has changed or its
+  results lack one of the requested dimensions.
 
   Args:
     benchmarks: The benchmarks.
     root: The data root.
-    digests: Digest of the files of each benchmark, by name, computed before the files are read.
+    digests: Digest of each benchmark's files, by benchmark name. Compute the digests before the
+      files are read.
     encoder: An object with `encode(texts)`.
     name: Name or path of the encoder.
     folder: Output folder, local or in an object store.
@@ -103,7 +104,7 @@ def evaluate(
     vectors = JobEmbedder(eval_job, engine, encoder, name, **options)
     finished = {}
     for path in storage.find(storage.path(eval_job.path("benchmarks")), "*.json"):
-      with contextlib.suppress(ValueError, KeyError):  # Damaged files are written again.
+      with contextlib.suppress(ValueError, KeyError):  # A damaged results file counts as missing.
         content = input_files.read_bytes(path)
         record = msgspec.json.decode(content, type=results_files.BenchmarkResults)
         if eval_job.done(f"benchmarks/{path.name}", record["digest"]) is not None:

@@ -33,10 +33,10 @@ def import_encoder(
 
   Args:
     folder: Hugging Face folder with config.json, weights and tokenizer.json or spiece.model, such
-      as an mT5 or VMSST folder; or a folder with the files of LASER.
-    output: New folder, for vmsst.load and for training to start from.
-    prefix: Text before every sentence (default: the model's prompt; 'query: ' for E5 models without
-      a prompt).
+      as an mT5 or VMSST folder; or a folder with LASER's files.
+    output: New folder, which vmsst.load opens and from which training can start.
+    prefix: Text to put before every sentence (default: the model's prompt; 'query: ' for E5 models
+      without a prompt).
     vocabulary: SentencePiece model, for mT5 and VMSST folders that do not contain it.
   """
   from vmsst.encoder import loading
@@ -53,7 +53,7 @@ def import_ems(
 
   Args:
     file: EMS_model.pt, or its state dict as .safetensors.
-    output: New folder, for vmsst.load and for training to start from.
+    output: New folder, which vmsst.load opens and from which training can start.
     vocabulary: SentencePiece model of the release (62languages_bpe_60000.model).
     heads: Number of attention heads (default: width / 64).
   """
@@ -94,8 +94,9 @@ def export_sentence_transformers(
 
   Args:
     output: New folder.
-    pretokenized: Export a vocabulary that splits texts by the rules of their language (EMS). The
-      exported encoder cannot split them, so split texts into words before you encode them.
+    pretokenized: Export the encoder although its vocabulary splits text into words by
+      language-specific rules (EMS). The exported encoder cannot do this, so split your texts into
+      words before you encode them.
   """
   from vmsst.formats import sentence_transformers, tokenizers
 
@@ -162,9 +163,9 @@ def push(
   """Upload an encoder to the Hugging Face Hub, for vmsst.load and sentence-transformers.
 
   Args:
-    repository: Repository, created if it is new.
-    public: Upload to a public repository, new or existing (default: to a private one).
-    revision: Branch, created if it is new (default: main).
+    repository: Repository, which is created if it does not exist.
+    public: Upload to a public repository, new or existing (default: to a private repository).
+    revision: Branch, which is created if it does not exist (default: main).
     license: License in the model card, such as apache-2.0.
     results: Output folder of `vmsst eval`. The model card shows its averages.
     pretokenized: As in `vmsst export sentence-transformers`.
@@ -181,8 +182,9 @@ def push(
     loaded = loading.load(encoder, max_length=record.get("max_length"))
     if record["encoder"].get("digest") != loaded.digest:
       raise errors.InputError(
-        f"{results} has results of {record['encoder']['name']}. {encoder} is another encoder, has "
-        f"changed since or was opened with other options; run `vmsst eval {encoder}` again"
+        f"{results} contains results for {record['encoder']['name']}. {encoder} is a different "
+        f"encoder, has changed since, or was opened with different options; run `vmsst eval "
+        f"{encoder}` again"
       )
     summary = results_files.markdown(record)
   saved = loading.read(encoder)
@@ -208,15 +210,15 @@ def distill(
   words: int = 0,
   trim: bool = False,
 ) -> None:
-  """Distill a static encoder: a table of token vectors that encodes much faster.
+  """Distill a static encoder, a table of token vectors that encodes text much faster.
 
   Args:
     output: New folder, for vmsst.load, finetune, sentence-transformers and Model2Vec.
-    texts: Text in which to count tokens (default: frequencies follow Zipf's law in the order of the
-      tokenizer's vocabulary).
+    texts: Text file in which to count tokens (default: token frequencies are assumed to follow
+      Zipf's law in the order of the tokenizer's vocabulary).
     dimensions: Width of the vectors, at most the encoder's width.
-    words: Number of words to add to the vocabulary: the most frequent words of the text that
-      consist of several tokens.
+    words: Number of words to add to the vocabulary. The text's most frequent words that consist of
+      several tokens are added.
     trim: Drop tokens that do not occur in the text, except for single characters.
   """
   from vmsst.encoder import loading, static

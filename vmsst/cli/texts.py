@@ -41,14 +41,15 @@ def embed(
   encoding: Batches,
   workers: GpuWorkers,
 ) -> None:
-  """Embed text files: write one vector per line.
+  """Embed text files, with one vector per line.
 
   Args:
-    file: One or more text files, read in order: one sentence per line, UTF-8, plain or gzipped; -
-      is standard input.
-    out: Output folder for one vector per line. Empty lines have vectors too.
-    field: Column of a TSV file, from 1, or key of JSON Lines (default: column 1 of .tsv files, or 2
-      if column 1 contains numbers; the key text of .jsonl files; otherwise the whole line).
+    file: One or more UTF-8 text files with one sentence per line, plain or gzipped, read in order.
+      - is standard input.
+    out: Output folder for the vectors, one per line. Empty lines get vectors too.
+    field: Column in TSV files, counted from 1, or key in JSON Lines (default: column 1 of .tsv
+      files, or column 2 if column 1 contains numbers; the key "text" in .jsonl files; otherwise the
+      whole line).
     language: Language of the text, for encoders that require it.
     dtype: Data type of the vectors in the folder.
     dimensions: Store only the first N dimensions (default: all).
@@ -91,15 +92,16 @@ def score(
   """Score pairs of aligned lines by cosine or likelihood.
 
   Args:
-    target: Aligned text in another language (default: SOURCE has both texts).
+    target: Text file aligned with SOURCE line by line (default: SOURCE contains both texts).
     output: Output file, one line per pair (default: standard output).
-    by: cosine compares the vectors. likelihood needs a run with a decoder, and writes three
+    by: cosine compares the vectors; likelihood needs a run with a decoder, and writes three
       log-likelihoods: the mean of both directions, TARGET given SOURCE, and SOURCE given TARGET.
     per_token: Divide log-likelihoods by the number of tokens (default: sum over tokens).
-    fields: Columns of source and target in TSV files, from 1, or keys of JSON Lines (default for
-      one file: columns 1 and 2, or 2 and 3 if column 1 contains numbers, as in the output of `vmsst
-      mine`; the keys source and target of .jsonl files. Default for two files: column 1 of .tsv
-      files; the key text of .jsonl files; otherwise whole lines).
+    fields: Columns that contain source and target in TSV files, counted from 1, or keys in JSON
+      Lines. The default for one file is columns 1 and 2, or 2 and 3 if column 1 contains numbers,
+      as in `vmsst mine` output; in .jsonl files, the keys "source" and "target". The default for
+      two files is column 1 of .tsv files, the key "text" in .jsonl files, and otherwise the whole
+      line.
     languages: Languages of both texts, for encoders that require them.
   """
   from vmsst.cli import vector_jobs
@@ -108,9 +110,9 @@ def score(
 
   has_prompt = encoding.prompt is not None or encoding.prompt_name is not None
   if by == "likelihood" and (has_prompt or encoding.compute_dtype or encoding.backend != "auto"):
-    raise errors.InputError("prompts, --compute-dtype and --backend are for --by cosine; omit them")
+    raise errors.InputError("prompts, --compute-dtype and --backend need --by cosine; omit them")
   if by == "cosine" and per_token:
-    raise errors.InputError("--per-token is for --by likelihood; omit it")
+    raise errors.InputError("--per-token needs --by likelihood; omit it")
   # Standard input can be read only once, and it can contain both texts.
   with local_file(outputs.STANDARD if outputs.STANDARD in (source, target) else "") as temporary:
     paths = [temporary if x == outputs.STANDARD else x for x in (source, target or source)]
@@ -138,10 +140,10 @@ def index(
   Args:
     vectors: Vectors written by `vmsst embed`, or a .npy file.
     index: Output folder.
-    factory: FAISS factory string, such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ (default:
-      Flat, an exact index, below 20,000 vectors; RR<width>,IVF<lists>,RaBitQ below 10 million
-      vectors; OPQ64,IVF<lists>,PQ64 for more vectors and for fewer than 256 dimensions; 4,096 lists
-      for a million vectors).
+    factory: FAISS factory string, such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ. The default
+      is Flat, an exact index, below 20,000 vectors; RR<width>,IVF<lists>,RaBitQ below 10 million
+      vectors with at least 256 dimensions; and otherwise OPQ64,IVF<lists>,PQ64. A million vectors
+      get 4,096 lists.
   """
   from vmsst.cli import vector_jobs
 
@@ -157,9 +159,9 @@ class Pairs:
     neighbors: Number of nearest neighbors in the margin score.
     margin: Score of a pair. ratio divides its cosine by the mean cosine of the nearest neighbors,
       distance subtracts the mean, and absolute is the cosine alone.
-    retrieval: Pairs to select. forward takes the best target of each source, backward the best
-      source of each target, intersection the pairs that both select. max takes pairs from the best
-      to the worst and uses each sentence once.
+    retrieval: Pairs to select. forward takes the best target for each source, backward takes the
+      best source for each target, and intersection takes the pairs that both of these select. max
+      takes pairs from the best to the worst and uses each sentence once.
     threshold: Minimum score of a pair; cannot be used with --gold.
   """
 
@@ -186,18 +188,19 @@ def mine(
   """Find translations among the lines of two text files.
 
   Args:
-    source: Text file, one sentence per line, UTF-8, plain or gzipped. The text is column 1 of .tsv
-      files, or 2 if column 1 contains numbers, and the key text of .jsonl files.
+    source: Text file, one sentence per line, UTF-8, plain or gzipped. In .tsv files, the text is
+      column 1, or column 2 if column 1 contains numbers; in .jsonl files, it is the value of the
+      key "text".
     target: Text file in the other language.
     out: Output file with score TAB source TAB target per line, best first.
     vectors: Vectors of both texts, written by `vmsst embed`, or .npy files (default:
       OUT.source.vectors and OUT.target.vectors).
-    index: Indexes of both vectors, written by `vmsst index`, for an approximate search (default:
-      exact search).
+    index: Indexes of the vectors of both texts, written by `vmsst index`, for an approximate search
+      (default: exact search).
     encoder: Encoder to compute missing vectors, as for `vmsst embed`.
     languages: Languages of both texts, for encoders that require them.
-    gold: Known translations, to choose the threshold with the best F1. Each line contains the line
-      numbers of source TAB target, from 1.
+    gold: File with known translations, used to choose the threshold with the best F1. Each line
+      contains a source line number, a tab and a target line number, counted from 1.
   """
   from vmsst.cli import vector_jobs
   from vmsst.jobs import job
@@ -208,7 +211,8 @@ def mine(
   folders = vectors or (f"{out}.source.vectors", f"{out}.target.vectors")
   if outputs.is_stream(out):
     raise errors.InputError(
-      f"{out} is not a file; give a file as OUT: unfinished work is kept next to it"
+      f"{out} is not a regular file; give a regular file as OUT, because unfinished work is kept "
+      "next to it"
     )
   engine = workers.create()
   if gold:
@@ -226,7 +230,7 @@ def mine(
       )
   elif not vectors and not all(map(storage.names, folders)):
     raise errors.InputError(
-      "SOURCE and TARGET have no vectors: give --encoder to compute them, or --vectors"
+      "SOURCE and TARGET have no vectors; give --encoder to compute them, or --vectors"
     )
   texts = vector_store.open_text(source, folders[0]), vector_store.open_text(target, folders[1])
   indexes = [
@@ -234,7 +238,7 @@ def mine(
     for folder, text in zip(index or (), texts, strict=False)
   ]
   inputs = dict(zip(("source", "target"), map(vector_jobs.describe, texts), strict=True))
-  # The other options do not change the search, so its finished blocks stay valid.
+  # The other options do not affect the search, so its finished blocks are reused.
   options = {"neighbors": pairs.neighbors}
   with job.Job(out, inputs=inputs, options=options, is_folder=False) as mine_job:
     search = vector_jobs.resumable_search(mine_job, engine)
@@ -269,22 +273,22 @@ def align(
   encoding: Batches,
   workers: GpuWorkers,
 ) -> None:
-  """Align the sentences of documents that translate each other.
+  """Align the sentences in documents and their translations.
 
   Args:
     source: Text file, one sentence per line, UTF-8, plain or gzipped; or a folder of such files.
     target: Translation of SOURCE. In a folder, a document and its translation have the same name.
-    out: Output file; if SOURCE is a folder, a folder for one file per pair of documents.
+    out: Output file. If SOURCE is a folder, an output folder that gets one file per document pair.
     format: tsv writes score TAB source TAB target. vecalign writes line numbers from 0, as in
       [3]:[3, 4]:0.81, with [] for sentences without a translation. tmx writes translation memories.
     marker: Line that separates the documents in a file.
     lists: SOURCE and TARGET list documents, one path per line, and OUT is a folder.
-    split: Languages of both texts, to split each line into sentences.
+    split: Languages of both texts. If given, each line is split into sentences.
     max_size: Maximum number of sentences in an aligned pair, source and target together.
     deletion: Cost of a sentence without a translation. 0 is the cost of a typical translation, 1
       the cost of a random pair.
-    summed: Sum the vectors of sentences instead of encoding joined sentences. This is faster but
-      less accurate.
+    summed: Sum sentence vectors instead of encoding joined sentences. This is faster but less
+      accurate.
     languages: Languages of both texts, for tmx and for encoders that require them (default: as in
       --split).
   """
@@ -293,7 +297,10 @@ def align(
   from vmsst.cli import alignment_job
 
   if split and format == "vecalign":
-    raise errors.InputError("--format vecalign writes numbers of lines; split the files first")
+    raise errors.InputError(
+      "--format vecalign writes line numbers, so it cannot be used with --split; split the files "
+      "first"
+    )
   is_folder = lists or storage.path(source).is_dir()
   outputs.check([source, target], **{"folder" if is_folder else "file": out})
   engine = workers.create()
@@ -317,7 +324,7 @@ def search(
   encoding: Batches,
   workers: GpuWorkers,
 ) -> None:
-  """Search the lines of a text file for queries, in any language.
+  """Find the lines of a text file that are nearest to each query, in any language.
 
   Args:
     queries: Text file, one query per line; - is standard input.
@@ -338,7 +345,7 @@ def search(
   corpus_text = vector_store.open_text(corpus, vectors)
   path = encoder or corpus_text.encoder.get("name")
   if path is None:
-    raise errors.InputError(f"{vectors} does not name its encoder: give --encoder")
+    raise errors.InputError(f"{vectors} does not name its encoder; give --encoder")
   outputs.check([path], file=output)
   corpus_index = faiss_index.open_index(index, corpus_text.vectors) if index else None
   source = encoding.open(path, role="query")
@@ -371,7 +378,7 @@ def translate(
   max_length: int | None = None,
   batch_size: int = 64,
 ) -> None:
-  """Translate lines with a run's decoder. The decoder sees only their vectors.
+  """Translate lines with a run's decoder. The decoder sees only the vector of each line.
 
   Args:
     run: A training run's MODEL_DIR, or one of its checkpoint_<step> folders.

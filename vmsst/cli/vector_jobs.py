@@ -38,13 +38,13 @@ def embed(
   engine: engines.Engine | None = None,
   method: str = "encode",
 ) -> tuple[int, int]:
-  """Writes the vectors of the lines of text files. Empty lines have vectors too.
+  """Writes one vector for each line of the text files. Empty lines get vectors too.
 
   Args:
     source: The encoder.
     paths: UTF-8 text files, plain or gzipped, read in order.
     folder: Output folder; see `vector_store`.
-    field: Column or key of the text in a line, as in `text_files.read_texts` (default: the whole
+    field: Column or key that contains the text, as in `text_files.read_texts` (default: the whole
       line).
     language: Language code of the text, for encoders that require it.
     dtype: float32, or float16 for half the space.
@@ -57,15 +57,16 @@ def embed(
     Number and width of the vectors.
 
   Raises:
-    InputError: a text cannot be read or changes while it is read, a value is not finite in this
-      dtype, the folder has other vectors or files, or another process writes it.
-    ValueError: the encoder returns an array of another shape.
+    InputError: a text cannot be read, a text changes while it is read, a value is not finite in
+      this dtype, the folder contains vectors or files from a different job, or another process is
+      writing the folder.
+    ValueError: the encoder returns an array with an unexpected shape.
   """
   encoder = source.open()
   width = getattr(encoder, "dimension", None) or encoding.encode(encoder, [""]).shape[1]
   if dimensions is not None and dimensions > width:
     raise errors.InputError(
-      f"dimensions is {dimensions}: the encoder's vectors have {width}; give 1 to {width}"
+      f"dimensions is {dimensions}, but vectors have {width} dimensions; give 1 to {width}"
     )
   cut = text_files.cut(paths, _SPAN_LINES)
   lines = cut.identity["lines"]
@@ -102,7 +103,7 @@ def _embed_span(
   path: pathlib.Path,
   span: text_files.Span,
 ) -> dict[str, Any]:
-  """Writes the vectors of a span; returns the numbers of vectors and of texts that were cut."""
+  """Writes the vectors of a span; returns the vector count and the counts of truncated texts."""
   texts = list(text_files.texts(span.read(), span.name, field, span.first))
   vectors_ND, cut = source.encode(texts, method=method, language=language)
   with path.open("wb") as stream:
@@ -127,7 +128,7 @@ def build_index(
 
   Raises:
     InputError: as in `faiss_index.build_index`; or the vectors are missing, incomplete or damaged;
-      or the folder has another index or other files.
+      or the folder contains a different index or unrelated files.
   """
   rows = vector_store.open_vectors(vectors)
   factory = faiss_index.check(rows, factory)
@@ -169,7 +170,7 @@ def _fill_shard(
 
 
 def resumable_search(search_job: job.Job, engine: engines.Engine | None) -> exact_search.Search:
-  """Returns an exact search in blocks. The search of each block is a task of a job."""
+  """Returns an exact search in blocks. Each block is a task of the job."""
 
   def run_blocks(
     find: exact_search.Search, blocks: Sequence[exact_search.Block]
@@ -201,7 +202,7 @@ def _search_block(
   k_target: int | None,
 ) -> None:
   forward, backward = find(source, target, k_source, k_target)
-  # Without k_target, nobody reads the second direction: the file contains empty arrays.
+  # Without k_target, the second direction is not needed, so its arrays are empty.
   directions = forward, backward or exact_search.no_neighbors(0, 0)
   arrays = (
     x for neighbors in directions for x in (neighbors.index_NK.astype("i4"), neighbors.score_NK)
@@ -211,7 +212,7 @@ def _search_block(
 
 
 def describe(text: EmbeddedText) -> dict[str, Any]:
-  """Returns the identity of a text and its vectors, as an input of a job."""
+  """Returns the identity of a text and its vectors, for the inputs of a job."""
   name = f"{text.path} with {text.vectors.folder}"
   return {"name": name, "digest": manifest.digest(text.digest, text.vectors.digest)}
 
@@ -219,7 +220,7 @@ def describe(text: EmbeddedText) -> dict[str, Any]:
 def cached_array(
   array_job: job.Job, name: str, key: str, compute: Callable[[], np.ndarray]
 ) -> np.ndarray:
-  """Returns an array from a file of a job. Computes and writes the array if the file is missing."""
+  """Returns an array from a job's file; computes and writes the array if the file is missing."""
   if array_job.done(name, key) is None:
     with array_job.part(name, key) as (path, _), path.open("wb") as stream:
       np.save(stream, compute())
@@ -237,14 +238,14 @@ def search(
   index: faiss_index.Index | None = None,
   engine: engines.Engine | None = None,
 ) -> None:
-  """Writes the nearest lines of each query; see `text_search.as_line` for the format.
+  """Writes the lines nearest to each query; see `text_search.as_line` for the format.
 
   Args:
-    source: The encoder of the vectors.
+    source: The encoder that computed the vectors.
     queries: Text file, one query per line.
     corpus: The text to search.
     output: Output file, local or in an object store.
-    count: Number of lines per query, if the corpus has as many; a small number.
+    count: Number of lines per query, or all lines if the corpus is smaller. Must be small.
     language: Language code of the queries, for encoders that require it.
     index: Index of the vectors, for an approximate search in this process (default: exact search).
     engine: Where to embed and search (default: in this process).
@@ -295,7 +296,7 @@ def score(
   target: "bitext_mining.TextColumn",
   output: str | os.PathLike[str],
 ) -> int:
-  """Writes the scores of pairs of texts, one line per pair; returns the number of pairs.
+  """Writes one score line per text pair; returns the number of pairs.
 
   Args:
     scorer: The scorer.
@@ -304,7 +305,7 @@ def score(
     output: Output file.
 
   Raises:
-    InputError: as in `bitext_mining.pair_scores`, or another process writes the output.
+    InputError: as in `bitext_mining.pair_scores`, or another process is writing the output.
   """
   from vmsst.mining import bitext_mining
 
@@ -320,8 +321,9 @@ def score(
       scores: Callable[..., np.ndarray], *columns: Iterable[list[str]]
     ) -> Iterator[np.ndarray]:
       for number, window in enumerate(zip(*columns, strict=True)):
-        # The digest of the texts is not enough: a file can change while it is read, and have its
-        # old content again when the command resumes. So the window's content is part of the key.
+        # The digest of the texts is not enough, because a file can change while it is read and have
+        # its old content again when the command resumes. So the window's content is part of the
+        # key.
         name, key = f"scores-{number:06d}.npy", manifest.digest(window)
         yield cached_array(score_job, name, key, functools.partial(scores, *window))
 

@@ -31,7 +31,7 @@ SPLIT = "@split"
 """Placeholder for a column that contains the name of the split that each row comes from."""
 
 _CATALOG = pathlib.Path(__file__).with_name("catalog.json")
-# The columns are the set, the path, the size in bytes and the Git blob id.
+# The columns are the set name, the path, the size in bytes and the Git blob id.
 _FILES = pathlib.Path(__file__).with_name("files.tsv")
 _STAGE = ".downloads"
 _CHECKS = {"": "length", "git": "Git ids", "sha256": "SHA-256"}
@@ -55,9 +55,9 @@ class Unpack:
   """How to unpack the archives in a set.
 
   Attributes:
-    members: Glob pattern for the names of the members to unpack.
+    members: Glob pattern that selects the members to unpack.
     into: Target folder below the data root.
-    flat: Whether to drop all folders from member names. If false, only the first is dropped.
+    flat: Whether to drop all folders from member names. If false, only the first folder is dropped.
     max_bytes: Maximum total size of the members unpacked from one archive, in bytes.
   """
 
@@ -77,7 +77,8 @@ class Tables:
     splits: Path of each split, by split name. The paths contain the same placeholder.
     quoted: Whether fields in the split files may be quoted.
     header: Whether to write a header line.
-    columns: Maps each column to write to a column in the split files, or to `SPLIT`.
+    columns: For each column of the joined table, the corresponding column in the split files, or
+      `SPLIT`.
   """
 
   to: str
@@ -95,12 +96,12 @@ class EvaluationSet:
     name: Unique name.
     title: Short description.
     license: Name of the license.
-    page: URL of the page where the set is published.
+    page: URL of the page that publishes the set.
     folder: Folder below the data root.
     items: Files to download.
     unpack: How to unpack archives, if the set contains any.
     tables: How to join the splits of tables, if the set contains any.
-    by_hand: How to download the set by hand; "" if `download` supports the set.
+    by_hand: How to download the set by hand; "" if `download` can download the set.
   """
 
   name: str
@@ -138,10 +139,10 @@ def catalog() -> Mapping[str, EvaluationSet]:
 
 
 def find(names: Iterable[str]) -> list[EvaluationSet]:
-  """Returns the sets with these names in catalog order. The name "all" selects all sets.
+  """Returns the sets with the given names, in catalog order. The name "all" selects all sets.
 
   Raises:
-    InputError: a name is unknown.
+    InputError: If a name is unknown.
   """
   names_set, all_sets = set(names), catalog()
   for name in names_set:
@@ -150,10 +151,11 @@ def find(names: Iterable[str]) -> list[EvaluationSet]:
 
 
 def choose(names: Iterable[str]) -> list[EvaluationSet]:
-  """Returns the sets with these names, but "all" selects only sets that `download` supports.
+  """Like `find`, but the name "all" selects only the sets that `download` supports.
 
   Raises:
-    InputError: a name is unknown, or a set must be downloaded by hand. The message explains how.
+    InputError: If a name is unknown, or a set must be downloaded by hand. The message explains how
+      to download it.
   """
   names_set = set(names)
   selected = find(names_set)
@@ -175,10 +177,10 @@ def download(
   """Downloads a set below a data root.
 
   The file `.downloads/NAME.json` below the root marks a complete set and lists the checksums of its
-  files. If all files still match their checksums, nothing is downloaded. Archives and tables to
-  join stay in `.downloads/NAME` until the set is complete, so the next call resumes an interrupted
-  download. If the root is in an object store, files are downloaded to a temporary folder and then
-  uploaded.
+  files. If all files still match their checksums, nothing is downloaded. Archives to unpack and
+  tables to join stay in `.downloads/NAME` until the set is complete, so the next call resumes an
+  interrupted download. If the root is in an object store, files are downloaded to a temporary
+  folder and then uploaded.
 
   Args:
     fetcher: Downloads files.
@@ -190,8 +192,8 @@ def download(
     The paths of the files in the set.
 
   Raises:
-    InputError: see `fetch.Fetcher.fetch` and `archives.unpack`. Also if a joined table already
-      exists with different content.
+    InputError: If a joined table already exists with different content. See also
+      `fetch.Fetcher.fetch` and `archives.unpack`.
   """
   if storage.is_file(note := _note(entry, root)):
     digests = {root / name: digest for name, digest in input_files.read_json(note).items()}
@@ -203,7 +205,7 @@ def download(
       local = pathlib.Path(folder)
       files = [*_download(fetcher, entry, local, report), _note(entry, local)]
       paths = [root / path.relative_to(local).as_posix() for path in files]
-      # The marker is uploaded last, so it exists only if all other files do.
+      # The marker is uploaded last, so if it exists, all other files exist too.
       for path, target in zip(files, paths, strict=True):
         storage.upload(path, os.fspath(target))
     paths.pop()
@@ -234,7 +236,7 @@ def _download(
       _, _, without_first_folder = member.partition("/")
       name = member.rpartition("/")[2]
       if not fnmatch.fnmatchcase(member, how.members) or name.startswith("._"):
-        return None  # macOS stores metadata in "._" files.
+        return None  # macOS stores metadata in files with names that start with "._".
       return name if how.flat else without_first_folder or None
 
     for path in staged.values():

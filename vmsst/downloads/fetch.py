@@ -2,9 +2,9 @@
 
 When a file is complete, it is checked and then renamed into place.
 
-The package pooch cannot resume downloads, and `http_get` in huggingface_hub is limited to files on
-the Hub of at most 50 GB. Neither package checks the targets of redirects, or compares the size that
-the server announces with a published size.
+The package pooch cannot resume downloads, and `http_get` in huggingface_hub downloads only files of
+at most 50 GB from the Hub. Neither package checks redirect targets, or compares the size reported
+by the server with the published size.
 """
 
 import dataclasses
@@ -55,14 +55,14 @@ class File:
       return ""
     kind, _, expected = self.checksum.partition(":")
     digest = hashlib.new("sha256" if kind == "sha256" else "sha1", usedforsecurity=False)
-    if kind == "git":  # The id of a blob is the SHA-1 of a header and the content.
+    if kind == "git":  # A blob id is the SHA-1 of a header and the content.
       digest.update(b"blob %d\0" % path.stat().st_size)
     with open(path, "rb") as stream:
       actual = hashlib.file_digest(stream, lambda: digest).hexdigest()
     return "" if actual == expected else f"has the {kind} checksum {actual}, not {expected}"
 
   def size_difference(self, size: int) -> str:
-    """Describes how a size in bytes differs from the published size, or returns ""."""
+    """Describes how a size differs from the published size, or returns "" if the sizes match."""
     if self.size in (None, size) and self.kib in (None, size >> 10):
       return ""
     published = f"{self.kib:,} KiB" if self.size is None else f"{self.size:,}"
@@ -101,10 +101,12 @@ class Fetcher:
     file on the server has changed since then, the download starts over.
 
     Returns:
-      True if the file was downloaded; False if `path` exists and matches the published file.
+      True if the file was downloaded; False if `path` already exists and matches the published
+      file.
 
     Raises:
-      InputError: the file cannot be downloaded, or does not match the published size or checksum.
+      InputError: If the file cannot be downloaded, or does not match the published size or
+        checksum.
     """
     if path.exists():
       if problem := file.difference(path):
@@ -126,7 +128,7 @@ class Fetcher:
     return True
 
   def read(self, url: str) -> bytes:
-    """Returns the content of a small file; raises InputError if it cannot be downloaded."""
+    """Returns the content of a small file; raises InputError if the download fails."""
 
     def attempt() -> bytes:
       with self._open(url) as response:
@@ -135,7 +137,7 @@ class Fetcher:
     return self._persist(url, attempt, lambda: 0)
 
   def _persist(self, url: str, attempt: Callable[[], _T], progress: Callable[[], int]) -> _T:
-    """Calls `attempt` until it succeeds; returns its result. Progress resets the failure count."""
+    """Calls `attempt` until a call succeeds. Any progress resets the failure count."""
     furthest = failures = 0
     while True:
       try:
@@ -164,7 +166,8 @@ class Fetcher:
   def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the path of the completed part file."""
     partials = _parts(path)
-    # Request the last byte again, because a server rejects a range that starts after the end.
+    # Request the last byte again, because a server rejects a range that starts after the end of the
+    # file.
     start = max(partials[0].stat().st_size - 1, 0) if len(partials) == 1 else 0
     try:
       response = self._open(file.url, start)
@@ -201,7 +204,7 @@ class Fetcher:
           stream.write(chunk)
           bar.update(len(chunk))
         if total is not None and stream.tell() < total:
-          raise ConnectionError(f"it ended after {stream.tell():,} of {total:,} bytes")
+          raise ConnectionError(f"the download ended after {stream.tell():,} of {total:,} bytes")
     return partial
 
 
@@ -217,8 +220,8 @@ def part_path(path: pathlib.Path, file: File, version: str, total: int | None) -
     total: Size of the complete file in bytes, if known.
   """
   if not version and not file.checksum:
-    # Without a version or checksum, a file made of two versions would go unnoticed. A unique name
-    # prevents resuming.
+    # Without a version or checksum, a resumed download could silently combine two versions of the
+    # file. A unique name prevents resuming.
     version = str(time.time_ns())
   digest = hashlib.sha256(f"{file.url}\n{version}\n{total}".encode()).hexdigest()
   return path.with_name(f".{path.name}.{digest[:16]}.vmsst-part")
@@ -237,4 +240,4 @@ def check_address(url: str) -> None:
   """Raises InputError unless a URL uses HTTPS or points to this machine."""
   address = urllib.parse.urlsplit(url)
   if address.scheme != "https" and not (address.scheme == "http" and address.hostname in _LOCAL):
-    raise errors.InputError(f"{url!r} is not an HTTPS address; nothing was downloaded from there")
+    raise errors.InputError(f"{url!r} is not an HTTPS address, so nothing was downloaded from it")

@@ -72,16 +72,16 @@ class _List(msgspec.Struct):
 def releases(
   fetcher: fetch.Fetcher, corpora: Iterable[tuple[str, str | None]], keep: Keep
 ) -> list[Release]:
-  """Returns the nonempty releases of some corpora, in the order of the corpora.
+  """Lists the nonempty releases of the given corpora, in the given order.
 
   Args:
     fetcher: Downloads the lists.
-    corpora: Pairs of a corpus name and a version. None means the latest version.
+    corpora: (name, version) pairs. If a version is None, the latest version is used.
     keep: Selects language pairs.
 
   Raises:
-    InputError: OPUS has no such corpus or version, or a record is not a release.
-    msgspec.DecodeError: the response is not a list of releases.
+    InputError: If OPUS has no such corpus or version, or a record is not a release.
+    msgspec.DecodeError: If the response is not a list of releases.
   """
   selected = []
   for corpus, version in corpora:
@@ -98,7 +98,7 @@ def releases(
       is_moses = file is not None and file.groups() == (release.source, release.target)
       if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
         raise errors.InputError(
-          f"OPUS lists a record that is not a release in Moses format: {release!r}"
+          f"OPUS lists an entry that is not a release in Moses format: {release!r}"
         )
       fetch.check_address(release.url)
       if release.pairs != 0 and keep(release.source, release.target):
@@ -121,7 +121,7 @@ def download(
     report: Called after each release with the release and whether it was downloaded.
 
   Raises:
-    InputError: see `fetch.Fetcher.fetch`.
+    InputError: See `fetch.Fetcher.fetch`.
   """
   for release in releases:
     path, file = root / release.path, fetch.File(release.url, kib=release.kib)
@@ -143,14 +143,14 @@ def every_pair(source: str, target: str) -> bool:
 
 
 def pairs_among(texts: Iterable[str]) -> Keep:
-  """Returns a filter that accepts these language pairs, in either order.
+  """Returns a filter that accepts the given language pairs, in either order.
 
   Args:
     texts: Language pairs such as "de-en". All codes for a language, such as en and eng, are
       equivalent.
 
   Raises:
-    InputError: a text is not a pair of language codes.
+    InputError: If a text is not a pair of language codes.
   """
   pairs = set()
   for text in texts:
@@ -166,7 +166,7 @@ def _comparable(code: str) -> languages.Language | str:
 
 
 def describe(releases: Sequence[Release]) -> Iterator[str]:
-  """Yields one line per release, a line with the totals, and one line per license."""
+  """Yields one line per release, one line with the totals, and one line per license."""
   for x in releases:
     pairs = "" if x.pairs is None else f"{x.pairs:,}"
     name = f"{x.source}-{x.target}"

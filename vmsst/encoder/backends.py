@@ -29,10 +29,10 @@ _PACKAGES = ("onnx", "onnxruntime")
 
 # Tokens per batch on a CPU: enough for fast matmuls, but few enough to fit in a core's cache.
 _BATCH_TOKENS = 1024
-# If sentences have more tokens than this, a batch contains fewer of them, to save memory.
+# If sentences have more tokens than this, a batch contains fewer sentences, to save memory.
 _FULL_WIDTH = 64
-# A batch ends early only if this saves at least this number of padding tokens, because JAX compiles
-# each new shape.
+# A batch ends early only if that saves at least this many padding tokens, because JAX compiles each
+# new shape.
 _WORTHWHILE = 2048
 
 
@@ -41,10 +41,10 @@ Batch = tuple[np.ndarray, np.ndarray]
 
 
 def fastest(network: sentence_encoder.SentenceEncoder) -> str:
-  """Returns the name of the backend that computes a network fastest on this machine.
+  """Returns the name of the backend that runs a network fastest on this machine.
 
   JAX is fastest on accelerators and for bfloat16. On CPUs, ONNX Runtime is fastest if it is
-  installed and supports the network; otherwise, the result is JAX.
+  installed and supports the network; otherwise, this function returns JAX.
   """
   has_graph = isinstance(network.config, onnx.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
@@ -55,7 +55,8 @@ def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   return JAX
 
 
-_warn = functools.cache(logging.getLogger(__name__).warning)  # once per process
+# Each warning is logged once per process.
+_warn = functools.cache(logging.getLogger(__name__).warning)
 
 
 def new(
@@ -73,7 +74,7 @@ def new(
     devices: JAX devices that share each batch (default: as in `vmsst.Encoder`).
 
   Raises:
-    InputError: the backend's package is not installed.
+    InputError: If the backend's package is not installed.
   """
   if name == ONNX:
     return CpuBackend(network, params)
@@ -99,7 +100,7 @@ class JaxBackend:
     self, network: sentence_encoder.SentenceEncoder, params: Any, devices: Sequence[jax.Device]
   ):
     self._network, self.process = network, os.getpid()
-    # JAX compiles each shape, so the batches have few shapes.
+    # JAX compiles a program for each shape, so batches use few shapes.
     self.batches = functools.partial(padded_batches, multiple=len(devices))
     self._sharding = replicated = None
     if len(devices) > 1:
@@ -140,7 +141,7 @@ class CpuBackend:
       params: The network's parameters, on the host.
 
     Raises:
-      InputError: a package is not installed.
+      InputError: If a package is not installed.
     """
     with errors.requires("onnx", "the backend 'onnx'"):
       os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # must be set before the import
@@ -221,21 +222,23 @@ def padded_batches(
 ) -> Iterator[Batch]:
   """Yields batches of sentences with similar lengths, padded to a few shapes.
 
-  T is rounded up to 1 or 1.5 times a power of two; so is R in the last batch. A batch ends before
-  the first sentence of at most half its width if this saves much padding.
+  The number of tokens (T) is rounded up to 1 or 1.5 times a power of two. In the last batch, the
+  number of rows (R) is also rounded up. A batch ends before the first sentence that fills at most
+  half the batch's width, if this saves enough padding.
 
   Args:
-    ids: Token ids of every sentence.
+    ids: Token ids for each sentence.
     batch_size: Maximum sentences per batch. Batches of long sentences are smaller to save memory.
     max_length: Maximum tokens per sentence.
-    multiple: Number that divides R, such as the number of devices.
+    multiple: R is a multiple of this number, such as the number of devices.
   """
 
   def shape(length_N: np.ndarray) -> tuple[int, int, int]:
     width = min(_round_up(int(length_N[0])), max_length)
     limit = max(1, min(batch_size, batch_size * _FULL_WIDTH // width))
     count = min(limit, len(length_N))
-    longer = int(np.searchsorted(-length_N[:count], -(width // 2)))  # longer than half the width
+    # Number of sentences longer than half the width.
+    longer = int(np.searchsorted(-length_N[:count], -(width // 2)))
     if longer and (count - longer) * width // 2 >= _WORTHWHILE:
       count = longer
     rows = min(_round_up(count), limit)
@@ -247,12 +250,12 @@ def padded_batches(
 def length_batches(
   ids: Sequence[Sequence[int]], shape: Callable[[np.ndarray], tuple[int, int, int]]
 ) -> Iterator[Batch]:
-  """Yields batches, from the longest to the shortest sentences.
+  """Yields batches of sentences, ordered from longest to shortest.
 
-  The largest batch comes first, so that a lack of memory shows immediately.
+  The largest batch comes first, so that a process that lacks memory fails immediately.
 
   Args:
-    ids: Token ids of every sentence.
+    ids: Token ids for each sentence.
     shape: Function that takes the lengths of the sentences not yet batched, in descending order,
       and returns (B, R, T).
   """

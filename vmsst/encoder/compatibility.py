@@ -48,9 +48,9 @@ class Members:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> Any:
-    """Returns the similarity of every source with every target: float32 [N, M].
+    """Returns the similarity between every source and every target: float32 [N, M].
 
-    The result is a NumPy array, or a torch tensor if vectors are torch tensors.
+    The result is a NumPy array, or a torch tensor if the inputs are torch tensors.
     `similarity_fn_name` selects the similarity (default: the similarity named in a released
     encoder's files, otherwise cosine). Distances are negated, as in sentence-transformers, so that
     more similar vectors have larger values.
@@ -62,7 +62,7 @@ class Members:
       **options: Options for `encode`, such as `batch_size`.
 
     Raises:
-      ValueError, TypeError, InputError: as in `encode`, or vectors have an unexpected shape.
+      ValueError, TypeError, InputError: As in `encode`, or if vectors have an unexpected shape.
     """
     scores_NM = self._scores(sources, targets, languages, options)
     kinds = {type(_first(texts)).__module__ for texts in (sources, targets)}
@@ -76,11 +76,11 @@ class Members:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
-    """Returns the similarity of source i with target i: float32 [N]. See `similarity`.
+    """Returns the similarity between source i and target i: float32 [N]. See `similarity`.
 
     Raises:
-      ValueError, TypeError, InputError: as in `encode`, or the sources and targets differ in number
-        or shape.
+      ValueError, TypeError, InputError: As in `encode`, or if the sources and targets differ in
+        number or shape.
     """
     return self._scores(sources, targets, languages, options, pairs=True)
 
@@ -94,7 +94,7 @@ class Members:
     languages: tuple[Language, Language] = (None, None),
     **options: Any,
   ) -> np.ndarray:
-    """Returns the margin score of source i with target i, as in bitext mining: float64 [N].
+    """Returns the margin score for source i and target i, as in bitext mining: float64 [N].
 
     The margin compares the cosine of a pair with the cosines between each text and its nearest
     neighbors in the other language; see `vmsst.search.margins.margin_pairs`.
@@ -108,10 +108,10 @@ class Members:
       **options: Options for `encode`, such as `batch_size`.
 
     Raises:
-      ValueError, TypeError, InputError: as in `encode`, no pairs are given, the sources and targets
-        differ in number, vectors have an unexpected shape or are not finite, `neighbors` is not a
-        positive integer, or the margin is unknown.
-      RuntimeError: as in `encode`.
+      ValueError, TypeError, InputError: As in `encode`, or if there are no pairs, the sources and
+        targets differ in number, the vectors have an unexpected shape or are not finite,
+        `neighbors` is not a positive integer, or the margin is unknown.
+      RuntimeError: As in `encode`.
     """
     from vmsst.search import device_search, margins
 
@@ -135,7 +135,7 @@ class Members:
   def _scores(
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> np.ndarray:
-    """Returns the similarity of each pair, or of every source with every target."""
+    """Returns the similarity for each pair, or between every source and every target."""
     from vmsst.search import exact_search
 
     vectors = self._sides(sources, targets, languages, options, pairs=pairs)
@@ -154,12 +154,12 @@ class Members:
   def _sides(
     self, sources: Any, targets: Any, languages: Any, options: Any, *, pairs: bool = False
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the vectors of sources and targets. `pairs` requires one target for each source."""
+    """Returns vectors for sources and targets. `pairs` requires one target for each source."""
     pools = [self._side(sources)]
     if pairs or targets is not None:
       pools.append(self._side(targets))
     if pairs and len(pools[0]) != len(pools[1]):
-      raise ValueError(f"{len(pools[0]):,} sources, {len(pools[1]):,} targets; give equally many")
+      raise ValueError(f"{len(pools[0]):,} sources, {len(pools[1]):,} targets; pass equally many")
     vectors = []
     for pool, language in zip(pools, input_texts.languages_by_side(languages), strict=False):
       if isinstance(pool, list):
@@ -192,7 +192,7 @@ class Members:
 
   @functools.cached_property
   def tokenizer(self) -> Any:
-    """The tokenizer that `save` writes. Its ids can differ from the ids of `vocabulary`."""
+    """The tokenizer that `save` writes. `tokenizer` and `vocabulary` can assign different ids."""
     with errors.requires("sentence-transformers", "the tokenizer"):
       import transformers
     exported = tokenizers.export(self.vocabulary)
@@ -239,15 +239,15 @@ def quantize(
     vectors_ND: Vectors [N, D].
     precision: "float32", which leaves the values unchanged; "int8" or "uint8", which store one byte
       per dimension; "binary" or "ubinary", which store one bit per dimension. A byte selects one of
-      256 levels between the dimension's lowest and highest value. A bit is 1 if the value is
-      positive, and each int8 or uint8 packs 8 bits.
+      256 levels between the dimension's lowest and highest value. Each bit is 1 if the value is
+      positive, and 8 bits are packed into each int8 or uint8.
     ranges_2D: The lowest and the highest value of each dimension, for int8 and uint8. Values
       outside the range are clipped. If omitted, the ranges are computed from the vectors, which
       requires at least two vectors. Use the same ranges for all vectors that you compare.
 
   Raises:
-    ValueError: the precision is unknown, ranges are missing for a single vector, or the shape of
-      the ranges is not [2, D].
+    ValueError: If the precision is unknown, `ranges_2D` is omitted for a single vector, or
+      `ranges_2D` does not have the shape [2, D].
   """
   vectors_ND = np.asarray(vectors_ND)
   errors.check_choice("precision", precision, get_args(Precision))
@@ -261,7 +261,7 @@ def quantize(
     if ranges_2D is None and len(vectors_ND) == 1:
       raise ValueError(
         f"{precision} requires the range of each dimension; quantize many vectors together, or "
-        "give ranges_2D"
+        "pass ranges_2D"
       )
     ends = [vectors_ND.min(axis=0), vectors_ND.max(axis=0)] if ranges_2D is None else ranges_2D
     end_2D = np.asarray(ends, np.float32)

@@ -53,7 +53,7 @@ class Encoder(compatibility.Members):
     languages: Codes of the training languages, or None if unknown.
     prompts: Prefixes by name, such as E5's prefixes for queries and passages.
     prompt: The prompt set by `with_prompt`, or None.
-    path: Path of the parameters, or None.
+    path: Path to the parameters, or None.
     backend: Backend that computes the vectors, "jax" or "onnx".
     similarity_fn_name: How `similarity` compares vectors: "cosine", "dot", "euclidean" or
       "manhattan".
@@ -81,7 +81,7 @@ class Encoder(compatibility.Members):
       vocabulary: Maps sentences to token ids.
       max_length: Maximum tokens per sentence, EOS included.
       languages: Codes of the training languages.
-      path: Path of the parameters.
+      path: Path to the parameters.
       devices: Devices that share each batch (default: JAX's default device if one is set,
         otherwise all devices of this process).
       backend: "jax" or "onnx". ONNX Runtime computes in float32 on the CPU, and the parameters must
@@ -138,7 +138,7 @@ class Encoder(compatibility.Members):
 
   @functools.cached_property
   def digest(self) -> str:
-    """SHA-256 of parameters, network, vocabulary and maximum length, in hexadecimal.
+    """Hexadecimal SHA-256 of the parameters, network, vocabulary and maximum length.
 
     Two encoders with the same digest and `prompt` compute the same vectors up to rounding error.
     """
@@ -154,7 +154,8 @@ class Encoder(compatibility.Members):
     """Returns a copy that prepends a prompt to every text; both encoders share the parameters.
 
     Raises:
-      InputError: the vocabulary does not support prefixes. Hugging Face tokenizers support them.
+      InputError: If the vocabulary does not support prefixes. Hugging Face tokenizers support
+        prefixes.
     """
     vocabulary = self.vocabulary
     if not isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
@@ -164,19 +165,22 @@ class Encoder(compatibility.Members):
     return encoder
 
   def trim(self, texts: Texts) -> "Encoder":
-    """Returns a copy with a smaller token table, which contains only the tokens of the texts.
+    """Returns a copy with a smaller token table, limited to the tokens that occur in the texts.
 
-    Most parameters of a multilingual encoder are token vectors. The vectors of `texts` stay the
-    same. The copy can still encode any other text, but splits it into more and shorter tokens.
+    Most parameters in a multilingual encoder are token vectors. The vectors for `texts` stay the
+    same. The copy can still encode any other text, but splits that text into more and shorter
+    tokens.
 
     Args:
       texts: As in `encode`.
 
     Raises:
-      InputError: the tokenizer cannot be trimmed. BERT and XLM-R tokenizers can be trimmed.
+      InputError: If the tokenizer cannot be trimmed. BERT and XLM-R tokenizers can be trimmed.
     """
     if not isinstance(self.vocabulary, tokenizers.HuggingFaceVocabulary):
-      raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it untrimmed")
+      raise errors.InputError(
+        f"{self.path} has no tokenizer.json to trim; use the encoder untrimmed"
+      )
     vocabulary, rows = tokenizers.trim(self.vocabulary, input_texts.as_list(texts))
     config = dataclasses.replace(self.network.config, vocab_size=len(rows))
     network = dataclasses.replace(self.network, config=config, parent=None)
@@ -187,14 +191,14 @@ class Encoder(compatibility.Members):
   def truncate(self, layers: int) -> "Encoder":
     """Returns a copy with the first layers only, to save time and memory.
 
-    First train the encoder with `vmsst.finetune` and its option `matryoshka_layers`; otherwise,
-    truncation costs more accuracy.
+    Truncation costs less accuracy if you first train the encoder with `vmsst.finetune` and the
+    option `matryoshka_layers`.
 
     Args:
       layers: Number of layers to keep, fewer than the encoder has.
 
     Raises:
-      InputError: the encoder has too few layers or is not a transformer.
+      InputError: If the encoder has too few layers or is not a transformer.
     """
     network, params = sentence_encoder.first_layers(self.network, self._backend.params, layers)
     return self._changed(network, params, self.vocabulary)
@@ -209,13 +213,13 @@ class Encoder(compatibility.Members):
     """Writes a new local folder that `vmsst.load` and sentence-transformers can open.
 
     Raises:
-      InputError: the folder exists, or the format cannot represent the encoder; see
+      InputError: If the folder exists, or if the format cannot represent the encoder; see
         `vmsst.formats.sentence_transformers`.
     """
     storage.check_local(folder, "a saved encoder; use `vmsst export sentence-transformers`")
     target = pathlib.Path(folder).expanduser()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
-      raise errors.InputError(f"{target} exists; give a new folder")
+      raise errors.InputError(f"{target} exists; choose a new folder")
     assets = encoder_json.EncoderAssets(
       self.network,
       self.vocabulary,
@@ -247,15 +251,15 @@ class Encoder(compatibility.Members):
     device: None = None,
     pool: None = None,
   ) -> Any:
-    """Returns one vector for each sentence: float32 [N, D], in the order of the input.
+    """Returns one vector for each sentence: float32 [N, D], in input order.
 
     A single string returns a single vector, [D], as in sentence-transformers.
 
     Sentences are sorted by length and padded to a few shapes, which saves computation and
     compilation. A sentence with more than `max_length` tokens is cut. Apart from rounding error, a
-    vector does not depend on the other inputs. An empty sentence is encoded as its EOS token, or as
-    zeros if the vocabulary has no EOS token. An unpaired surrogate is not valid UTF-8 and is read
-    as U+FFFD.
+    vector does not depend on the other inputs. An empty sentence is encoded as a single EOS token,
+    or as a zero vector if the vocabulary has no EOS token. An unpaired surrogate is not valid UTF-8
+    and is read as U+FFFD.
 
     Args:
       sentences: One string; a sequence or iterator of strings; an open file with one sentence per
@@ -274,15 +278,16 @@ class Encoder(compatibility.Members):
       truncate_dim: Number of leading dimensions to return, for encoders trained with Matryoshka
         losses (default: all).
       normalize: Whether to scale vectors to length 1, so that dot products are cosines. Zero
-        vectors stay zero. Vectors of some imported encoders (E5, LaBSE) always have length 1.
+        vectors stay zero. Vectors from some imported encoders (E5, LaBSE) always have length 1.
       precision: Data type of the vectors, as in sentence-transformers (default: "float32"). "int8"
         and "uint8" store one byte per dimension, which selects one of 256 levels between the
         dimension's lowest and highest value in these vectors. To set the ranges yourself, call
         `vmsst.quantize`. "binary" and "ubinary" store one sign bit per dimension and pack 8 bits
         into each int8 or uint8.
       progress: Whether to show a progress bar (default: on a terminal only).
-      on_cut: Called once if texts were cut, with the number of cut texts, the number of all texts
-        and `max_length` (default: logs one warning). Pass None for no warning.
+      on_cut: Function to call once if texts were cut, with the number of cut texts, the total
+        number of texts, and `max_length` (default: log one warning). Pass None to disable the
+        warning.
       prompt: Alias of `prefix`, for sentence-transformers and its evaluators.
       normalize_embeddings: Alias of `normalize`.
       show_progress_bar: Alias of `progress`.
@@ -292,16 +297,16 @@ class Encoder(compatibility.Members):
       pool: Not supported; run `vmsst embed` for several processes.
 
     Raises:
-      TypeError: `sentences` is a set, a dictionary or a data frame, or an item is not a string
-        (such as None, bytes or a number).
-      ValueError: `batch_size` or `truncate_dim` is not an integer or is out of range, the languages
-        and the sentences differ in number, `prompt_name` or `precision` is unknown, or more than
-        one of `prefix`, `prompt` and `prompt_name` is passed.
-      InputError: the vocabulary requires a language but `language` is omitted, a required package
-        (a word splitter or torch) is not installed, or a file cannot be read.
-      RuntimeError: this process is a forked child of the process that loaded the encoder.
+      TypeError: If `sentences` is a set, a dictionary or a data frame, or if an item is not a
+        string (for example, None, bytes or a number).
+      ValueError: If `batch_size` or `truncate_dim` is not an integer or is out of range, the
+        languages and the sentences differ in number, `prompt_name` or `precision` is unknown, or
+        more than one of `prefix`, `prompt` and `prompt_name` is passed.
+      InputError: If the vocabulary requires a language but `language` is omitted, a required
+        package (a word splitter or torch) is not installed, or a file cannot be read.
+      RuntimeError: If this process is a forked child of the process that loaded the encoder.
     """
-    # JAX's threads do not exist in a forked child, so computations would never end.
+    # JAX's threads do not exist in a forked child, so computations would never finish.
     if os.getpid() != self._backend.process:
       raise RuntimeError(
         f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
@@ -370,7 +375,7 @@ class Encoder(compatibility.Members):
     """Returns the vectors of tokenized texts, float32 [N, D].
 
     Args:
-      ids: Token ids of N texts, special tokens included, at most `max_length` per text.
+      ids: Token ids of N texts, including special tokens; at most `max_length` per text.
       batch_size: Texts per batch.
       on_batch: Called after each batch with the number of texts in the batch.
     """
@@ -390,7 +395,7 @@ class Encoder(compatibility.Members):
     return vectors_ND
 
   def encode_query(self, sentences: Texts, **options: Any) -> Any:
-    """Returns the vectors of queries. Calls `encode` with the prompt "query" if there is one."""
+    """Returns the vectors of queries. Calls `encode`, with the prompt "query" if there is one."""
     return self._encode_as("query", sentences, **options)
 
   def encode_document(self, sentences: Texts, **options: Any) -> Any:
@@ -410,7 +415,7 @@ class Encoder(compatibility.Members):
     prefixes = {"prefix": prefix, "prompt": prompt, "prompt_name": prompt_name}
     prefixes = {argument: value for argument, value in prefixes.items() if value is not None}
     if len(prefixes) > 1:
-      raise ValueError(f"{' and '.join(prefixes)} are both given; pass one of them")
+      raise ValueError(f"{' and '.join(prefixes)} are both set; pass only one of them")
     if prompt_name is None:
       return next(iter(prefixes.values()), None)
     default = getattr(self.vocabulary, "prefix", "")

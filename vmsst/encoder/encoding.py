@@ -1,4 +1,4 @@
-"""Calls any encoder: an `Encoder`, or an unrelated object with a method `encode(texts)`.
+"""Calls any encoder: an `Encoder`, or any other object with a method `encode(texts)`.
 
 An `EncoderSource` identifies an encoder and opens it in any process.
 """
@@ -16,14 +16,14 @@ import numpy as np
 from vmsst import errors
 from vmsst.io import array_files, input_files, progress_bar
 
-# Texts per window of a bitext. The number is even, so that no window splits a pair.
+# Texts per window in a bitext. The number is even, so that no window splits a pair.
 _WINDOW = 1 << 14
 
 
 def encode(
   encoder: Any, texts: Sequence[str], *, method: str = "encode", **options: Any
 ) -> np.ndarray:
-  """Computes the vectors of texts, float32 [N, D].
+  """Computes vectors for texts, float32 [N, D].
 
   Args:
     encoder: An object with `encode(texts)`.
@@ -34,7 +34,7 @@ def encode(
       False). Options that `encode` does not support are dropped.
 
   Raises:
-    ValueError: the encoder does not return one vector for each text.
+    ValueError: If the encoder does not return one vector for each text.
   """
   parameters = inspect.signature(encoder.encode).parameters
   options.setdefault("progress", False)
@@ -54,8 +54,8 @@ def identity(encoder: Any, name: str) -> dict[str, str]:
   Stored results with a different digest come from a different encoder; see `vmsst.io.manifest`.
 
   Args:
-    encoder: An object with `encode(texts)`. `Encoder.digest` is a hash of the encoder's content.
-      The name identifies an encoder without a digest.
+    encoder: An object with `encode(texts)`. If the object has the attribute `digest`, as `Encoder`
+      does, the digest identifies the encoder. Otherwise, `name` identifies the encoder.
     name: Name or path to show in messages.
   """
   fields = {key: getattr(encoder, key, None) for key in ("digest", "prompt")}
@@ -70,10 +70,10 @@ def encode_windows(
   total: int,
   title: str | None = None,
 ) -> Iterator[np.ndarray]:
-  """Yields the vectors of texts window by window, so that few vectors are in memory at once.
+  """Yields vectors for texts, one window at a time, so that few vectors are in memory at once.
 
   Args:
-    embed: Function that maps the texts of a window to vectors, such as a `functools.partial` of
+    embed: Function that maps the texts in a window to vectors, such as a `functools.partial` of
       `encode`.
     texts: The texts. They are read one window at a time.
     size: Texts per window.
@@ -120,7 +120,7 @@ def write_pair_vectors(
     The number of pairs ("lines") and the width of the vectors ("dimension").
 
   Raises:
-    InputError: a pair cannot be read, or a vector is not finite.
+    InputError: If a pair cannot be read, or if a vector is not finite.
   """
   windows = encode_windows(
     lambda texts: encode(
@@ -151,7 +151,7 @@ def log_cut(count: int, total: int, max_length: int) -> None:
 
 
 def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
-  """Logs one warning for several calls of `encode` if any of them cut texts.
+  """Logs one warning for several calls to `encode` if any of these calls cut texts.
 
   Args:
     counts: The arguments of `on_cut` from each call that cut texts: the number of cut texts, the
@@ -165,13 +165,14 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
 class EncoderSource:
   """Opens an encoder in any process.
 
-  A process without the encoder loads it, and keeps it until it loads a different encoder.
+  If a process does not have the encoder yet, the process loads it, and keeps it in memory until it
+  loads a different encoder.
 
   Attributes:
     identity: See the function `identity`.
-    load: Function that returns the name and the encoder in a different process; None if only this
-      process can use the encoder.
-    options: Options for each call of `encode`.
+    load: Function that loads the encoder in a different process, and returns the encoder's name and
+      the encoder; None if only this process can use the encoder.
+    options: Options for each call to `encode`.
   """
 
   def __init__(
@@ -182,9 +183,9 @@ class EncoderSource:
     Args:
       encoder: An object with `encode(texts)`.
       name: Name or path of the encoder.
-      load: Picklable function that returns the name and the encoder in a different process, as
-        `loading.open_encoder` does.
-      **options: Options for each call of `encode`, such as `batch_size`. Options that change
+      load: Picklable function that loads the encoder in a different process, and returns the
+        encoder's name and the encoder, as `loading.open_encoder` does.
+      **options: Options for each call to `encode`, such as `batch_size`. Options that change
         vectors by more than rounding error are not allowed.
     """
     self.identity = identity(encoder, name)
@@ -194,10 +195,10 @@ class EncoderSource:
     return {**vars(self), "_encoder": None}
 
   def open(self) -> Any:
-    """Returns the encoder, and loads it first if necessary.
+    """Returns the encoder; loads it first if necessary.
 
     Raises:
-      InputError: the encoder cannot be loaded in this process, or its content has changed.
+      InputError: If the encoder cannot be loaded in this process, or if its content has changed.
     """
     if self._encoder is not None:
       return self._encoder
@@ -216,7 +217,7 @@ class EncoderSource:
       return _loaded["encoder"]
 
   def encode(self, texts: Any, **options: Any) -> tuple[np.ndarray, list[tuple[int, int, int]]]:
-    """Returns vectors from the function `encode`, and the arguments of each call of `on_cut`."""
+    """Returns the vectors from `encode`, and the arguments of each call to `on_cut`."""
     cut: list[tuple[int, int, int]] = []
     options = {**self.options, **options, "on_cut": lambda *counts: cut.append(counts)}
     vectors_ND = encode(self.open(), texts, **options)
@@ -235,6 +236,6 @@ def check_finite(vectors_ND: np.ndarray, texts: Sequence[str]) -> None:
   if not finite_N.all():
     text = input_files.shown(texts[int(np.argmin(finite_N))])
     raise errors.InputError(
-      f"the encoder's vector of {text} contains a value that is not finite or is too large; if "
+      f"the encoder's vector for {text} contains a value that is not finite or is too large; if "
       "training has diverged, use an earlier checkpoint"
     )

@@ -1,8 +1,8 @@
 """Finds, reads and opens encoders in folders, in object stores, and on the Hugging Face Hub.
 
-An encoder is one of
+An encoder is one of the following:
 
-* an export: `encoder.json`, the vocabulary's file and `model.safetensors` in one folder (a
+* an export: `encoder.json`, the vocabulary file and `model.safetensors` in one folder (a
   sentence-transformers export also has a subfolder for each layer after pooling);
 * a checkpoint: `checkpoint_<step>` in T5X's layout, with `encoder.json` and the vocabulary inside
   or next to it;
@@ -11,8 +11,8 @@ An encoder is one of
 * a local transformers or sentence-transformers folder, if `vmsst.formats.transformers` supports the
   model; or a LASER2 or LASER3 folder.
 
-The required files of a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such as
-"sentence-transformers/LaBSE" is looked up on the Hugging Face Hub unless a local folder has this
+The required files for a remote encoder (`gs://`, `s3://`) are copied to this machine. A name such
+as "sentence-transformers/LaBSE" is looked up on the Hugging Face Hub unless a local folder has this
 name.
 
 This module does not need TensorFlow, seqio or gin.
@@ -73,7 +73,7 @@ _PROMPT = "given"
 
 
 def lacks_checkpoint(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path leads to an encoder without a T5X checkpoint.
+  """Returns whether a path refers to an encoder that is not stored as a T5X checkpoint.
 
   Examples are a Hugging Face Hub name, an export, and a transformers folder.
   """
@@ -93,7 +93,7 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
       of the encoder alone.
 
   Raises:
-    InputError: as in `load`.
+    InputError: As in `load`.
   """
   with _open_source(path) as (name, folder, released):
     if released is not None:
@@ -104,7 +104,7 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
     network = assets.generator if generator else assets.network
     if network is None:
       raise errors.InputError(
-        f"{path} has no decoder to generate text with; give a VMSST, BITRANSLATION or VMSST "
+        f"{path} has no decoder to generate text with; use a VMSST, BITRANSLATION or VMSST "
         "CONTRASTIVE run"
       )
     params = restore_params(parameters, network)
@@ -113,10 +113,10 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
 
 
 def read_arrays(path: str | os.PathLike[str]) -> Mapping[str, Any]:
-  """Returns the parameters of an encoder by name, float32. The encoder may lack a vocabulary.
+  """Returns an encoder's parameters by name, in float32. The encoder may lack a vocabulary.
 
-  For mT5, the result includes the decoder, so that training can start from the whole model.
-  Arguments and errors are as in `read`.
+  For mT5, the result includes the decoder's parameters, so that training can start from the whole
+  model. Arguments and errors are as in `read`.
   """
   with _open_source(path, for_training=True) as (_, _, released):
     if released is not None:
@@ -150,7 +150,8 @@ def convert(
     whole: Whether to include mT5's decoder.
 
   Raises:
-    InputError: the folder cannot be used; the message names the file.
+    InputError: If the folder cannot be converted. The message names the file that causes the
+      problem.
   """
   has_modules = (folder / sentence_transformers.MODULES_FILE).is_file()
   is_laser, config = not has_modules and bool(laser.files(folder)), {}
@@ -171,21 +172,21 @@ def convert(
 def _open_source(
   path: str | os.PathLike[str], *, for_training: bool = False
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
-  """Yields an encoder's name, its local folder and, if it was released, the converted encoder.
+  """Yields an encoder's name, local folder and, for a released encoder, the converted encoder.
 
-  The name is None if the path of the parameters serves as the name. With `for_training`, the
+  The name is None if the path to the parameters serves as the name. With `for_training`, the
   encoder may lack a vocabulary, and mT5's decoder is read, too. On exit, parameters that were
   copied from an object store are deleted.
   """
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
   if not os.fspath(path) or folder.is_file():
     raise errors.InputError(
-      f"{os.fspath(path)!r} is not a folder; give a training run, one of its checkpoint_<step> "
+      f"{os.fspath(path)!r} is not a folder; pass a training run, one of its checkpoint_<step> "
       "folders, an imported encoder or an export"
     )
   if not folder.is_dir() and storage.is_url(path):
     url = os.fspath(path).rstrip("/")
-    # The vocabulary's file must exist until the process ends, so the folder is not removed here.
+    # The vocabulary file must exist until the process ends, so the folder is not removed here.
     target = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()))
     name, around = _copy(url, target)
     try:
@@ -212,7 +213,7 @@ def _open_source(
 
 
 def _copy(url: str, target: pathlib.Path) -> tuple[str, str]:
-  """Copies an encoder from a store; returns the URLs of its parameters and its top-level folder."""
+  """Copies a stored encoder; returns the URLs of its parameters and of its top-level folder."""
 
   def copy(folder: str, names: set[str], destination: pathlib.Path) -> None:
     destination.mkdir(exist_ok=True)
@@ -262,7 +263,7 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
     The parameters as a tree.
 
   Raises:
-    InputError: a parameter is missing, has an unexpected shape or cannot be read.
+    InputError: If a parameter is missing, has an unexpected shape, or cannot be read.
   """
   is_export = parameters.name.endswith(".safetensors")
   saved: Any
@@ -305,16 +306,16 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
 def write(
   params: Mapping[str, np.ndarray], assets: EncoderAssets | None, folder: pathlib.Path
 ) -> str | None:
-  """Writes a released encoder to a folder. Training can start from it, and `load` can open it.
+  """Writes a released encoder to a folder that `load` can open and from which training can start.
 
   Args:
     params: The encoder's parameters by name.
     assets: The encoder's network, vocabulary and settings; None if it has no vocabulary.
-    folder: A local folder. This function creates `checkpoint_0` in it and, with `assets`,
-      `encoder.json` and the vocabulary's file.
+    folder: A local folder. This function creates `checkpoint_0` in the folder. If `assets` is set,
+      the function also writes `encoder.json` and the vocabulary file.
 
   Returns:
-    The name of the vocabulary's file, or None if `assets` is None.
+    The name of the vocabulary file, or None if `assets` is None.
   """
   from vmsst.formats import t5x  # imports Orbax
 
@@ -349,7 +350,7 @@ def load(
   max_length: int | None = None,
   backend: str = backends.AUTO,
 ) -> Encoder:
-  """Loads an encoder onto all devices of this process.
+  """Loads an encoder onto all devices in this process.
 
   Args:
     path: One of the following:
@@ -368,7 +369,7 @@ def load(
       accelerators and for bfloat16, and ONNX Runtime on CPUs if it is installed.
 
   Raises:
-    InputError: no encoder exists at this path, its parameters do not match its `encoder.json`,
+    InputError: If no encoder exists at this path, its parameters do not match its `encoder.json`,
       `dtype` or `backend` is unknown, the backend does not support the dtype, `max_length` exceeds
       the position table, or a package required for the store or the backend is not installed.
   """
@@ -394,14 +395,14 @@ def load(
 
 
 def load_translator(path: str | os.PathLike[str]) -> "Translator":
-  """Loads the encoder and the decoder of a training run onto this process's default device.
+  """Loads the encoder and decoder from a training run onto this process's default device.
 
   Args:
-    path: MODEL_DIR or a `checkpoint_<step>` folder of a VMSST, BITRANSLATION or VMSST CONTRASTIVE
+    path: MODEL_DIR or a `checkpoint_<step>` folder from a VMSST, BITRANSLATION or VMSST CONTRASTIVE
       run; local or remote, as in `load`.
 
   Raises:
-    InputError: no checkpoint exists at this path, the checkpoint does not match the run's
+    InputError: If no checkpoint exists at this path, the checkpoint does not match the run's
       `encoder.json`, or the run has no decoder.
   """
   from vmsst.encoder.translation import Translator
@@ -424,18 +425,18 @@ def open_encoder(
     path: A path that `load` opens, or any other sentence-transformers folder. Code in the folder is
       not run.
     dtype: Compute dtype; see `load`. Not supported for sentence-transformers.
-    max_length: Maximum tokens per sentence; see `load`. For sentence-transformers, it cannot exceed
-      the encoder's saved maximum.
+    max_length: Maximum tokens per sentence; see `load`. For sentence-transformers, this number
+      cannot exceed the encoder's saved maximum.
     backend: Backend; see `load`. sentence-transformers chooses its own backend and ignores "auto"
       and "jax".
-    prompt: Text before every sentence (default: the encoder's prompt).
+    prompt: Text to prepend to every sentence (default: the encoder's prompt).
 
   Returns:
-    The absolute path of the parameters, and an object with `encode(texts)` and the attribute
+    The absolute path to the parameters, and an object with `encode(texts)` and the attribute
     `digest`, a hash of the encoder's content.
 
   Raises:
-    InputError: no encoder exists at this path, or the package that opens it is not installed.
+    InputError: If no encoder exists at this path, or if the package that opens it is not installed.
   """
   folder = pathlib.Path(path).expanduser()
   try:
@@ -475,13 +476,13 @@ def open_encoder(
 
 
 def with_prompt(encoder: Any, prompt: str | None) -> Any:
-  """Returns an encoder from `open_encoder` that prepends a prompt to every sentence.
+  """Takes an encoder from `open_encoder`; returns an encoder that prepends a prompt to all texts.
 
-  The attribute `prompt` stores the text; `digest` does not depend on it. If the prompt is None or
-  already set, the encoder is returned unchanged.
+  The attribute `prompt` stores the prompt; `digest` does not depend on the prompt. If the prompt is
+  None or already set, the encoder is returned unchanged.
 
   Raises:
-    InputError: the vocabulary does not support prompts.
+    InputError: If the vocabulary does not support prompts.
   """
   if prompt is None or isinstance(encoder, Encoder):
     return encoder if prompt is None else encoder.with_prompt(prompt)

@@ -29,17 +29,17 @@ _LAYER_OPTIONS = ("dropout_rate", "remat", "scan_layers")
 def network(
   checkpoint: str | os.PathLike[str] | None, **options: Any
 ) -> sentence_encoder.SentenceEncoder:
-  """Returns the network of an encoder: sizes, pooling, head and normalization.
+  """Returns an encoder's network: its sizes, pooling, head and normalization.
 
   Args:
     checkpoint: A path that `vmsst.load` opens, such as a sentence-transformers or transformers
-      folder, a Hugging Face Hub name, a run or an export. None is an error, even in a dry run.
+      folder, a Hugging Face Hub name, a run or an export. It must be set, even in a dry run.
     **options: Config values to override, such as `dropout_rate`, `dtype`, `remat` and
       `scan_layers`. A static encoder has no layers and ignores layer options.
 
   Raises:
-    InputError: no encoder exists at this path.
-    TypeError: the config has no option of this name.
+    InputError: If no encoder exists at this path.
+    TypeError: If the network's config lacks one of the options.
   """
   return with_options(_assets(checkpoint).network, **options)
 
@@ -58,11 +58,11 @@ def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
   """Returns an encoder's pooling, as in `SentenceEncoder.pooling`.
 
   Args:
-    checkpoint: A `checkpoint_<step>` folder of a run or of an import, or a name on the Hugging Face
-      Hub. If None, as in a dry run without a checkpoint, the result is "mean".
+    checkpoint: A `checkpoint_<step>` folder from a run or an import, or a name on the Hugging Face
+      Hub. If it is None, as in a dry run without a checkpoint, the result is "mean".
 
   Raises:
-    InputError: no checkpoint exists at this path, or it has no `encoder.json`.
+    InputError: If no checkpoint exists at this path, or if it has no `encoder.json`.
   """
   return "mean" if checkpoint is None else _assets(checkpoint).network.pooling
 
@@ -93,13 +93,13 @@ def vocabulary(
 
   Args:
     checkpoint: A path that `vmsst.load` opens.
-    path: The vocabulary's file (default: the encoder's file).
+    path: Path to the vocabulary file (default: the encoder's vocabulary file).
     prefix: Text to prepend to every sentence, in training and in `encode` (default: the encoder's
       prefix).
     prompts: Prefixes by name, such as "query" and "document" (default: the encoder's prompts).
 
   Raises:
-    InputError: no encoder exists at this path, or an argument overrides a setting that the
+    InputError: If no encoder exists at this path, or if an argument overrides a setting that the
       vocabulary lacks.
   """
   default = _assets(checkpoint).vocabulary
@@ -120,13 +120,14 @@ def max_length(checkpoint: str | os.PathLike[str] | None, limit: int = 512) -> i
 
 
 def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
-  """Returns the path of the SentencePiece model of an encoder, such as mT5's.
+  """Returns the path to an encoder's SentencePiece model, such as the model in mT5.
 
   Args:
     checkpoint: A path that `vmsst.load` opens.
 
   Raises:
-    InputError: no encoder exists at this path, or its vocabulary is not a SentencePiece model.
+    InputError: If no encoder exists at this path, or if its vocabulary is not a SentencePiece
+      model.
   """
   vocabulary = _assets(checkpoint).vocabulary
   if not isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
@@ -137,8 +138,8 @@ def sentencepiece_model(checkpoint: str | os.PathLike[str]) -> str:
 def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAssets:
   if checkpoint is None:
     raise errors.InputError(
-      "ENCODER: no value, but even a dry run reads the starting encoder; set --gin.ENCODER or, in "
-      "runs without ENCODER, --gin.INITIAL_CHECKPOINT_PATH"
+      "ENCODER has no value, but even a dry run reads the starting encoder; set --gin.ENCODER or, "
+      "in runs without ENCODER, --gin.INITIAL_CHECKPOINT_PATH"
     )
   folder = pathlib.Path(checkpoint).expanduser()
   files = [] if storage.is_url(checkpoint) else sorted(folder.glob("*"))

@@ -31,14 +31,14 @@ def distill_static(
 ) -> Encoder:
   """Distills a static encoder, in which a sentence vector is the mean of token vectors.
 
-  The encoder encodes each token alone. PCA then reduces the width of the token vectors, and
-  frequent tokens get a small weight. To make the static encoder more accurate, train it on pairs
-  with `vmsst.finetune`.
+  The teacher, `encoder`, encodes each token separately. PCA then reduces the width of the token
+  vectors, and frequent tokens get small weights. To make the static encoder more accurate, train it
+  on pairs with `vmsst.finetune`.
 
   Args:
-    encoder: An encoder with a tokenizer.json.
-    texts: Texts to count tokens in. If omitted, frequencies follow Zipf's law in the order of the
-      tokenizer's vocabulary.
+    encoder: The teacher, an encoder with a tokenizer.json.
+    texts: Texts to count tokens in. If omitted, token frequencies are estimated with Zipf's law
+      from the order of the tokenizer's vocabulary.
     dimensions: Width of the vectors, at most the encoder's width.
     words: Number of words to add to the vocabulary. The most frequent words in `texts` are added,
       except words that are already single tokens.
@@ -46,18 +46,18 @@ def distill_static(
       `Encoder.trim`.
 
   Raises:
-    InputError: the encoder has no tokenizer.json, or `words` or `trim` is used without texts.
+    InputError: If the encoder has no tokenizer.json, or if `words` or `trim` is used without texts.
   """
   errors.as_integer("dimensions", dimensions, maximum=encoder.dimension)
   errors.as_integer("words", words, minimum=0)
   corpus = [] if texts is None else input_texts.as_list(texts)
   if (words or trim) and not corpus:
-    raise errors.InputError("words and trim require texts; give texts")
+    raise errors.InputError("words and trim require texts; pass texts")
   if trim:
     encoder = encoder.trim(corpus)
   tokenizer = encoder.vocabulary
   if not isinstance(tokenizer, tokenizers.HuggingFaceVocabulary):
-    raise errors.InputError(f"{encoder.path} has no tokenizer.json; give an encoder with this file")
+    raise errors.InputError(f"{encoder.path} has no tokenizer.json; use an encoder with this file")
   vocabulary, pieces = tokenizers.for_static_encoder(tokenizer, corpus, words)
   special, has_end = tokenizer.special_ids, tokenizer.eos_id is not None
   start, end = special[: len(special) - has_end], special[len(special) - has_end :]
@@ -78,8 +78,8 @@ def distill_static(
     count_V = 1 / np.arange(2, len(ids) + 2)
   table_VS *= (_SIF / (_SIF + count_V / max(1, count_V.sum())))[:, None].astype(np.float32)
   if vocabulary.unk_id is not None:
-    # Some packages do not skip unknown tokens. Because the vector is zero, they compute sentence
-    # vectors with the same direction.
+    # Some packages do not skip unknown tokens. Because the unknown token's vector is zero, their
+    # sentence vectors still have the same direction.
     table_VS[vocabulary.unk_id] = 0
   network = sentence_encoder.SentenceEncoder(
     static.StaticConfig(len(ids), dimensions), dimensions, head=False, normalize=True

@@ -1,4 +1,4 @@
-"""Generates and scores text from sentence vectors, with the decoder of a training run.
+"""Generates and scores text from sentence vectors, with the decoder from a training run.
 
 Example:
   translator = vmsst.load_translator("/runs/small")
@@ -7,7 +7,8 @@ Example:
   vectors = translator.encoder.encode(["How are you?"])
   translator.generate(vectors, "de")
 
-Axes: `Z` is the decoder's sentence input; in VMSST it is `[z_lang; z_sem]`.
+Axes: `Z` indexes the dimensions of the decoder's sentence input, which is `[z_lang; z_sem]` in
+VMSST.
 """
 
 import functools
@@ -34,7 +35,7 @@ class Translator:
   """Generates and scores sentences from vectors, in any language used to train the decoder.
 
   Attributes:
-    encoder: Maps sentences to the vectors that `generate` takes.
+    encoder: Maps sentences to the vectors that `generate` accepts.
   """
 
   def __init__(
@@ -48,7 +49,7 @@ class Translator:
     Args:
       network: The network with the decoder.
       params: The network's parameters.
-      encoder: The semantic encoder of the same run.
+      encoder: The semantic encoder from the same run.
     """
     self.encoder = encoder
     self._network = network
@@ -56,7 +57,7 @@ class Translator:
 
   @property
   def digest(self) -> str:
-    """SHA-256 of parameters, networks, vocabulary and maximum length, in hexadecimal.
+    """Hexadecimal SHA-256 of the parameters, networks, vocabulary and maximum length.
 
     Two translators with the same digest return the same results up to rounding error.
     """
@@ -71,14 +72,14 @@ class Translator:
     max_length: int | None = None,
     batch_size: int = 64,
   ) -> list[str]:
-    """Returns one sentence in `language` for each input, generated from its vector.
+    """Returns one sentence in `language` for each input, generated from the input's vector.
 
     The vector is the mean of the semantic latent. The translation terms of the training loss use
     this vector as the decoder's only input. The other arguments are as in `generate`.
 
     Raises:
-      TypeError: an item is not a string; the message names it.
-      InputError: as in `generate`.
+      TypeError: If an item is not a string. The message shows the item.
+      InputError: As in `generate`.
     """
     sentences = input_texts.as_list(sentences)
     vectors_NS = self.encoder.encode(sentences, batch_size=batch_size, progress=False)
@@ -106,7 +107,7 @@ class Translator:
       batch_size: Sentences per batch.
 
     Raises:
-      InputError: a language is unknown, the run was not trained on it, or an option is out of
+      InputError: If a language is unknown, the run was not trained on it, or an option is out of
         range.
     """
     length = self.encoder.max_length
@@ -147,22 +148,22 @@ class Translator:
     per_token: bool = False,
     batch_size: int = 64,
   ) -> Float[np.ndarray, "N"]:
-    """Returns log p(sentence | vector) of each sentence in nats, float32. Values are at most 0.
+    """Returns log p(sentence | vector) for each sentence in nats, float32. Values are at most 0.
 
     The result is a sum over the tokens of a sentence, EOS included. Sentences are cut as in
     `encoder.encode`.
 
     Args:
       sentences: Strings.
-      language: Language code of all sentences, or one code for each sentence.
-      vectors_NS: Semantic latent of each sentence, as in `generate`.
+      language: Language code for all sentences, or one code for each sentence.
+      vectors_NS: Semantic latent for each sentence, as in `generate`.
       per_token: Whether to divide by the number of tokens, so that long and short sentences are
         comparable.
       batch_size: Sentences per batch.
 
     Raises:
-      ValueError: the sentences and the vectors differ in number.
-      InputError: as in `generate`.
+      ValueError: If the number of sentences differs from the number of vectors.
+      InputError: As in `generate`.
     """
     sentences = input_texts.as_list(sentences)
     language_N = self._language_rows(language, len(sentences))
@@ -193,7 +194,7 @@ class Translator:
     batch_size: int = 64,
     on_cut: Callable[[int, int, int], None] | None = encoding.log_cut,
   ) -> Float[np.ndarray, "N 2"]:
-    """Returns log p(target | source's vector) and log p(source | target's vector) of each pair.
+    """Returns log p(target | source's vector) and log p(source | target's vector) for each pair.
 
     These values are the translation terms of the training loss. The vector is the mean of the
     semantic latent, and the language latent is zero. Translations score higher than unrelated
@@ -209,9 +210,9 @@ class Translator:
       on_cut: As in `encoder.encode`.
 
     Raises:
-      ValueError: the sources and targets differ in number, or `languages` does not contain two
-        values.
-      TypeError, InputError: as in `translate`.
+      ValueError: If the sources and targets differ in number, or if `languages` does not contain
+        two values.
+      TypeError, InputError: As in `translate`.
     """
     pair_texts = [input_texts.as_list(texts) for texts in (sources, targets)]
     codes = input_texts.languages_by_side(languages)
@@ -227,13 +228,13 @@ class Translator:
     return np.stack([forward_N, backward_N], axis=1)
 
   def _sentence_vectors(self, vectors_NS: Any) -> np.ndarray:
-    """Returns the decoder's sentence input for each row. Language latents are zero, their mean."""
+    """Returns the decoder's sentence input for each row, with language latents set to zero."""
     semantic = self._network.latent_dim
     vectors_NS = np.asarray(vectors_NS, np.float32)
     return np.pad(vectors_NS, ((0, 0), (self._network.sentence_dim - semantic, 0)))
 
   def _language_rows(self, language: str | Sequence[str], count: int) -> np.ndarray:
-    """Returns the row of the language table for each sentence."""
+    """Returns each sentence's row in the language table."""
     codes = input_texts.languages(language, count)
     # Check a single code even if no sentences are given.
     checked = {language} if isinstance(language, str) else set(codes)
@@ -276,12 +277,12 @@ def generate_tokens(
   Args:
     network: The network with the decoder and the vocabulary projection.
     params: The network's parameters.
-    sentence_BZ: The decoder's sentence input of each row.
-    languages_B: Language of each row, as an index in `vmsst.languages`.
+    sentence_BZ: The decoder's sentence input for each row.
+    languages_B: Language for each row, as an index in `vmsst.languages`.
     wanted_B: Whether to generate a sentence for each row; the remaining rows stay empty.
     length: Maximum tokens per row (T).
     eos_id: Id of the EOS token, or None.
-    pieces: Size of the vocabulary; the network's token table may have more rows.
+    pieces: Vocabulary size; the network's token table may have more rows.
   """
 
   def apply(*arrays: Any, method: str, **options: Any) -> Any:
@@ -338,17 +339,17 @@ def token_log_likelihoods(
   languages_B: Int[Array, "B"],
   sentence_BZ: Float[Array, "B Z"],
 ) -> Float[Array, "B"]:
-  """Returns log p(tokens | sentence vector, language) of each row, in nats, float32.
+  """Returns log p(tokens | sentence vector, language) for each row, in nats, float32.
 
-  Training maximizes a weighted version of this sum over real tokens. The softmax covers all rows of
-  the network's token table.
+  Training maximizes a weighted version of this sum over the tokens that are not padding. The
+  softmax covers all rows of the network's token table.
 
   Args:
     network: The network with the decoder and the vocabulary projection.
     params: The network's parameters.
-    tokens_BT: Token ids of the sentences, EOS included; padding does not count.
-    languages_B: Language of each row, as an index in `vmsst.languages`.
-    sentence_BZ: The decoder's sentence input of each row.
+    tokens_BT: Token ids for the sentences, EOS included; padding does not count.
+    languages_B: Language for each row, as an index in `vmsst.languages`.
+    sentence_BZ: The decoder's sentence input for each row.
   """
 
   def projection(net: vmsst.BitranslationNetwork) -> vmsst.Projection:

@@ -1,10 +1,10 @@
 """Imports the released EMS model: the encoder and both heads.
 
 The result contains the parameters of an `EmsNetwork` with `xtr_layer_norm`. The import renames all
-parameters and changes two tables. It drops the first row of the position table, because that row is
-for padding. It sorts the rows of the language table by their index in `vmsst.languages`; the
-released table follows the language symbols of the vocabulary (<2en>, <2af>, ...). Languages that
-EMS was not trained on get rows of zeros.
+parameters and changes two tables. The first row of the position table is dropped, because it is for
+padding. The rows of the language table are reordered: the released table follows the language
+symbols in the vocabulary (<2en>, <2af>, ...), but this library follows `vmsst.languages`. Languages
+that EMS was not trained on get rows of zeros.
 """
 
 import pathlib
@@ -39,17 +39,18 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   """Imports an EMS checkpoint.
 
   Like the released code, the imported encoder lowercases each text and splits it into words with
-  rules for its language. `encode` therefore requires the language.
+  language-specific rules. `encode` therefore requires the language.
 
   Args:
-    path: The released `EMS_model.pt`, a different checkpoint from the EMS training code, or a state
-      dict in a `.safetensors` file. Code in the file is never run.
+    path: The released `EMS_model.pt`, another checkpoint written by the EMS training code, or a
+      state dict in a `.safetensors` file. Code in the file is never run.
     vocabulary: The released SentencePiece model, `62languages_bpe_60000.model`.
-    num_heads: Number of attention heads, which the file does not contain. If omitted, one head for
-      every 64 dimensions (16 heads in the released model).
+    num_heads: Number of attention heads, which is not stored in the file. If omitted, the encoder
+      has one head for every 64 dimensions (16 heads in the released model).
 
   Raises:
-    InputError: the file is not an EMS checkpoint, or the vocabulary does not match the checkpoint.
+    InputError: If the file is not an EMS checkpoint, or the vocabulary does not match the
+      checkpoint.
   """
   import sentencepiece
 
@@ -85,7 +86,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   pieces = vocabularies.SentencePieceVocabulary(vocabulary, lowercase=True, pretokenize=True)
   processor = sentencepiece.SentencePieceProcessor(model_proto=pieces.model_bytes)
   symbols = (processor.id_to_piece(i) for i in range(pieces.size) if processor.is_control(i))
-  # Language codes of the symbols <2xx>, in the order of the language table's rows.
+  # Language codes from the symbols <2xx>, in the order of the rows in the language table.
   codes = [match[1] for x in symbols if (match := re.fullmatch(r"<2([a-z]+)>", x))]
   if pieces.size != vocab_size or (has_languages and len(codes) != num_languages):
     raise errors.InputError(
@@ -120,7 +121,7 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
   """Returns the table that maps the released tensors to parameters.
 
   Args:
-    sizes: Attributes of a TransformerConfig and an EmsNetwork (`language_dim`, `share_embedding`,
+    sizes: TransformerConfig attributes, EmsNetwork attributes (`language_dim`, `share_embedding`,
       `projection_dim`), and `num_source_languages`, the number of rows in the released language
       table. If a size is None or 0, the model does not have the corresponding tensors.
   """

@@ -1,8 +1,8 @@
-"""Reads and writes `encoder.json` and the vocabulary next to a checkpoint.
+"""Reads and writes `encoder.json` and the vocabulary file next to a checkpoint.
 
 With these files, `vmsst.load` opens a checkpoint without gin. `encoder.json` contains the class and
 attributes of each network, the kind of vocabulary and the maximum length. Classes are looked up in
-a fixed table, so the file cannot make the reader import or run other code.
+a fixed table, so the file cannot make the reader import or run arbitrary code.
 """
 
 import dataclasses
@@ -41,16 +41,16 @@ GENERATORS = ("BitranslationNetwork", "VmsstNetwork")
 # Vocabularies by their `kind` in encoder.json.
 VOCABULARIES: dict[str, type[vocabularies.Vocabulary]] = {
   "byte": vocabularies.ByteVocabulary,
-  "laser": vocabularies.LaserVocabulary,  # must precede its base class SentencePieceVocabulary
+  "laser": vocabularies.LaserVocabulary,  # LaserVocabulary must precede its base class.
   "sentencepiece": vocabularies.SentencePieceVocabulary,
   "hugging_face": HuggingFaceVocabulary,
 }
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 """Similarity functions of sentence-transformers. The first is the default."""
-# Attributes of every Flax module. They are not saved.
+# Attributes common to all Flax modules. They are not saved.
 _OF_EVERY_MODULE = {"parent", "name"}
-# Attributes of a vocabulary that are not saved, and saved keys that are not passed to its class.
+# Vocabulary attributes that are not saved, and saved keys that are not vocabulary attributes.
 _NO_OPTIONS = {"path", "tokenizer", "kind", "padding_id", "sha256"}
 
 
@@ -60,10 +60,11 @@ class EncoderAssets(msgspec.Struct, frozen=True):
   Attributes:
     network: Maps token ids to sentence vectors.
     vocabulary: Maps sentences to token ids.
-    max_length: Maximum number of tokens per sentence, including EOS. Longer ones are truncated.
+    max_length: Maximum number of tokens per sentence, including EOS. Longer sentences are
+      truncated.
     generator: The network with its decoder, if the run trained a decoder.
-    languages: Language codes of the training data, if known.
-    similarity_fn_name: How to compare vectors, one of `SIMILARITIES`.
+    languages: Language codes in the training data, if known.
+    similarity_fn_name: Name of the similarity function, one of `SIMILARITIES`.
   """
 
   network: sentence_encoder.SentenceEncoder
@@ -80,8 +81,8 @@ class SavedEncoder(msgspec.Struct, frozen=True):
   Attributes:
     name: Path of the parameters.
     assets: Networks, vocabulary, maximum length and languages.
-    network: The network that the parameters belong to: only the encoder, or the encoder with its
-      decoder.
+    network: The network that the parameters belong to, either the encoder alone or the encoder with
+      its decoder.
     params: Float32 parameters, as a tree of JAX or NumPy arrays.
   """
 
@@ -101,7 +102,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
 
   Attributes:
     params: Reads the parameters by name.
-    sizes: Sizes of the model, as attributes of its config.
+    sizes: Sizes of the model, as config attributes.
     left_out: Why each unused tensor was skipped, by tensor name.
     assets: Everything that `vmsst.load` needs besides the parameters; None if the source has no
       vocabulary.
@@ -131,16 +132,16 @@ class _Record(msgspec.Struct, omit_defaults=True):
 def save_encoder_assets(
   model: Any, directory: str | os.PathLike[str], languages: Iterable[str] | None = None
 ) -> None:
-  """Writes `encoder.json` and the vocabulary of a model into a folder.
+  """Writes `encoder.json` and a model's vocabulary into a folder.
 
   Args:
-    model: A `BitextModel`. Its `sentence_encoder`, `vocabulary` and `max_length` are saved. If its
-      `network` has a decoder, the network is saved too.
+    model: A `BitextModel`. The model's `sentence_encoder`, `vocabulary` and `max_length` are saved.
+      The `network` is saved too if the network has a decoder.
     directory: The folder. It is created if missing.
     languages: Language codes of the training data, if known.
 
   Raises:
-    InputError: see `save_assets`.
+    InputError: See `save_assets`.
   """
   assets = EncoderAssets(
     network=model.sentence_encoder,
@@ -168,8 +169,8 @@ def save_assets(
     The name of the vocabulary file, or None if the vocabulary needs no file.
 
   Raises:
-    InputError: the vocabulary file cannot be read, or the vocabulary has more pieces than the
-      network's token table has rows.
+    InputError: If the vocabulary file cannot be read, or the number of vocabulary pieces exceeds
+      the number of rows in the network's token table.
   """
   folder, vocabulary = epath.Path(storage.path(directory)), assets.vocabulary
   rows = assets.network.config.vocab_size
@@ -213,7 +214,7 @@ def write(saved: SavedEncoder, folder: pathlib.Path) -> None:
   `model.safetensors` contains the parameters in float32, with names such as
   `encoder/layers_0/...`. If the run scanned its layers, the names are `encoder/layers/...`, and the
   parameters have a leading layer axis. `encoder.json` contains the SHA-256 of `model.safetensors`,
-  and `vmsst.load` checks it.
+  and `vmsst.load` verifies this checksum.
   """
   tensors.write_file(folder / WEIGHTS_FILE, saved.arrays)
   save_assets(saved.assets, folder, [WEIGHTS_FILE])
@@ -232,17 +233,17 @@ def digest(network: Any, vocabulary: vocabularies.Vocabulary, max_length: int) -
 
 
 def vocabulary_digest(vocabulary: vocabularies.Vocabulary) -> str:
-  """Returns the SHA-256 of a vocabulary's file content."""
+  """Returns the SHA-256 of a vocabulary file's content."""
   return hashlib.sha256(_describe_vocabulary(vocabulary)[2]).hexdigest()
 
 
 def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
-  """Reads the assets that `save_encoder_assets` or `write` wrote.
+  """Reads the assets written by `save_encoder_assets` or `write`.
 
-  If `encoder.json` contains checksums of safetensors files, these files are checked too.
+  If `encoder.json` contains checksums of safetensors files, the checksums are verified.
 
   Raises:
-    InputError: a file is missing, is damaged or has an unknown format.
+    InputError: If a file is missing, is damaged or has an unknown format.
   """
   folder = epath.Path(storage.path(directory))
   path = folder / ENCODER_FILE
@@ -279,7 +280,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
     weights = folder / name
     if weights.is_file() and input_files.sha256(weights) != expected:
       raise errors.InputError(
-        f"{weights} is damaged: its SHA-256 is not the one in {path}; copy or export it again"
+        f"{weights} is damaged: its SHA-256 does not match {path}; copy or export it again"
       )
   return EncoderAssets(
     network, vocabulary, record.max_length, generator, record.languages, record.similarity_fn_name
@@ -287,7 +288,7 @@ def load_encoder_assets(directory: str | os.PathLike[str]) -> EncoderAssets:
 
 
 def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, bytes]:
-  """Returns the JSON entry of a vocabulary, and the name and content of its file, if any."""
+  """Returns the JSON entry for a vocabulary, and the name and content of its file, if any."""
   kind = next(kind for kind, cls in VOCABULARIES.items() if isinstance(vocabulary, cls))
   described: dict[str, Any] = {"kind": kind}
   for field in dataclasses.fields(vocabulary):
@@ -298,7 +299,7 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
     if prompts := described.pop("prompts"):
       described["prompts"] = dict(prompts)
     if not vocabulary.skips_unknown:
-      del described["skips_unknown"]  # Keep the digests of encoders older than this attribute.
+      del described["skips_unknown"]  # Omitting the default keeps older digests valid.
     return described, TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return described, VOCABULARY_FILE, vocabulary.model_bytes
@@ -306,7 +307,7 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
 
 
 def describe(network: Any) -> dict[str, Any]:
-  """Returns the JSON entry of a network: its class and attributes."""
+  """Returns the JSON entry for a network: its class and attributes."""
   attributes = {
     field.name: msgspec.to_builtins(getattr(network, field.name))
     for field in dataclasses.fields(network)
@@ -321,14 +322,14 @@ def describe(network: Any) -> dict[str, Any]:
 
 
 def _attribute_types(cls: type) -> dict[str, Any]:
-  """Returns the types of a class's attributes by name, except attributes of every Flax module."""
+  """Returns the types of a class's attributes by name, without those common to all Flax modules."""
   types_by_name = typing.get_type_hints(cls)
   names = (field.name for field in dataclasses.fields(cls))
   return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}
 
 
 def _network(entry: dict[str, Any], networks: dict[str, type]) -> Any:
-  """Creates a network from its JSON entry. Missing attributes get their default values."""
+  """Creates a network from its JSON entry. Missing attributes have their default values."""
   attributes = dict(entry)
   cls = _lookup(attributes.pop("class"), networks)
   hint = _attribute_types(cls)["config"]
@@ -348,10 +349,10 @@ def _lookup(name: str, types: dict[str, type]) -> type:
 
 
 def _instance(cls: type, values: dict[str, Any], /, **arguments: Any) -> Any:
-  """Creates an instance of a dataclass from the values in a file, and checks their types."""
+  """Creates a dataclass instance from the values in a file, and checks the types of the values."""
   types = _attribute_types(cls)
   if unknown := sorted(set(values) - set(types)):
-    raise ValueError(f"unknown attributes of {cls.__name__}: {', '.join(unknown)}")
+    raise ValueError(f"unknown attributes for {cls.__name__}: {', '.join(unknown)}")
   for key, value in values.items():
     try:
       arguments[key] = msgspec.convert(value, types[key])

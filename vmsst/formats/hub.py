@@ -24,10 +24,10 @@ _LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
 # Weights of the encoder, in order of preference.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
-# Copies of the model for other runtimes. They are not downloaded.
+# Copies of the model for other runtimes. These files are not downloaded.
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
-# Files from an earlier upload. They are deleted if the new encoder does not have them.
+# Files from an earlier upload, which are deleted unless the new encoder contains the same file.
 _REPLACED = re.compile(
   r"\d+_[A-Z]\w*/.*|vocabulary\.model|model.*\.safetensors(\.index\.json)?|pytorch_model.*"
   r"|special_tokens_map\.json|added_tokens\.json|adapter_config\.json"
@@ -35,7 +35,7 @@ _REPLACED = re.compile(
 
 
 def is_name(path: str | os.PathLike[str]) -> bool:
-  """Returns whether a path has the form `owner/name` of a repository and does not exist locally."""
+  """Returns whether a path has the form `owner/name` and does not exist locally."""
   text = os.fspath(path)
   is_checkpoint = _CHECKPOINT.fullmatch(text.rsplit("/", 1)[-1])
   return bool(_NAME.fullmatch(text)) and not is_checkpoint and not os.path.lexists(text)
@@ -48,7 +48,7 @@ def find(name: str) -> tuple[str, pathlib.Path]:
     name: `owner/name`, or `owner/name@revision` with a branch, tag or commit.
 
   Raises:
-    InputError: the model does not exist or cannot be downloaded.
+    InputError: If the model does not exist or cannot be downloaded.
   """
   import huggingface_hub
 
@@ -73,7 +73,7 @@ def check_upload(repository: str) -> None:
 
   matched = _NAME.fullmatch(repository)
   if not matched or matched["revision"]:
-    raise errors.InputError(f"{repository!r} is not the name of a repository; give owner/name")
+    raise errors.InputError(f"{repository!r} is not a repository name; pass owner/name")
   if huggingface_hub.get_token() is None:
     raise errors.InputError(f"{repository} cannot be uploaded without a token; {_LOG_IN}")
 
@@ -86,13 +86,13 @@ def upload(
   The Hub keeps files from an interrupted upload, so the next call does not send them again.
 
   Args:
-    folder: An encoder that sentence-transformers opens.
+    folder: Folder with an encoder that sentence-transformers can open.
     repository: `owner/name`. A new repository is created.
-    public: Whether a new repository is public. An existing repository must have this visibility.
+    public: Whether a new repository is public. The visibility of an existing repository must match.
     revision: Branch to commit to (default: the main branch). A new branch starts from main.
 
   Raises:
-    InputError: the token lacks permission, the visibility of an existing repository differs from
+    InputError: If the token lacks permission, the visibility of an existing repository differs from
       `public`, or the Hub cannot be reached.
   """
   from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
@@ -128,7 +128,7 @@ def _hub_errors(problem: str) -> Iterator[None]:
   """Converts exceptions from huggingface_hub and its dependencies to InputError.
 
   Args:
-    problem: Start of the message. The URL of the Hub and the reason follow.
+    problem: Start of the message. The Hub URL and the reason are appended.
   """
   from huggingface_hub import constants
 
@@ -138,7 +138,7 @@ def _hub_errors(problem: str) -> Iterator[None]:
     raise
   except Exception as error:  # The exception classes differ between versions of the packages.
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-      error = error.__cause__  # The RuntimeError wraps the failure of a single file.
+      error = error.__cause__  # The RuntimeError wraps the exception for a single file.
     reason = " ".join(str(error).split()) or type(error).__name__
     raise errors.InputError(
       f"{problem} {constants.ENDPOINT}: {reason}; for a private or gated model, {_LOG_IN}"
@@ -160,7 +160,7 @@ def card(
   license_id: str | None = None,
   results: str | None = None,
 ) -> str:
-  """Returns the model card of an encoder. The card contains no local paths.
+  """Returns the model card for an encoder. The card contains no local paths.
 
   Args:
     saved: The encoder.

@@ -1,13 +1,13 @@
-"""Imports LASER2 (a BiLSTM) and LASER3 (a transformer for each language) from the released files.
+"""Imports LASER2 (a BiLSTM) and LASER3 (one transformer per language) from the released files.
 
 A folder contains one encoder (a `.pt` file), a SentencePiece model (`.spm`) and, for LASER3, a
-dictionary of pieces (`.cvocab`). LASER2's dictionary is stored in its `.pt` file. LASER3 was
-released with separate `.spm` and `.cvocab` files for some languages. All other languages use the
+dictionary of pieces (`.cvocab`). LASER2's dictionary is stored in its `.pt` file. For some
+languages, LASER3 was released with its own `.spm` and `.cvocab` files. All other languages use the
 LASER2 files.
 
 The import swaps the first two ids, because BOS and padding have ids 0 and 1 in fairseq, but 1 and 0
-in this library. It sorts the pieces of the SentencePiece model into dictionary order. Pieces that
-are missing from the dictionary follow at the end and get copies of the unknown token's vector.
+in this library. The SentencePiece pieces are sorted into dictionary order. Pieces that are missing
+from the dictionary come last, and each of them gets a copy of the unknown token's vector.
 
 References: Heffernan et al. 2022 (LASER3); the code at github.com/facebookresearch/LASER.
 """
@@ -53,7 +53,7 @@ _LAYER = {
 class _LstmOptions(msgspec.Struct, rename={
   "vocab_size": "num_embeddings", "emb_dim": "embed_dim", "hidden_dim": "hidden_size",
 }):  # fmt: skip
-  """LASER2 options, renamed to the attributes of an LstmConfig."""
+  """LASER2 options, renamed to match the LstmConfig attributes."""
 
   vocab_size: transformers.Size
   emb_dim: transformers.Size
@@ -65,7 +65,7 @@ class _Options(msgspec.Struct, rename={
   "emb_dim": "encoder_embed_dim", "num_heads": "encoder_attention_heads",
   "mlp_dim": "encoder_ffn_embed_dim", "num_layers": "encoder_layers",
 }):  # fmt: skip
-  """LASER3 options. Where TransformerConfig has an equivalent attribute, its name is used."""
+  """LASER3 options, renamed to match the TransformerConfig attributes where possible."""
 
   emb_dim: transformers.Size
   num_heads: transformers.Size
@@ -93,12 +93,12 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     folder: Folder with a `.pt`, its `.spm` and, for LASER3, its `.cvocab`.
 
   Raises:
-    InputError: a file is missing or damaged, or this library cannot express the encoder.
+    InputError: If a file is missing or damaged, or this library does not support the encoder.
   """
   path, *extra_paths = files(folder)
   if extra_paths:
     names = errors.some(file.name for file in (path, *extra_paths))
-    raise errors.InputError(f"{folder} has several encoders: {names}; give each its own folder")
+    raise errors.InputError(f"{folder} contains several encoders: {names}; use one folder for each")
   record = tensors.read_torch(path, argparse.Namespace)
   try:
     is_lstm = "params" in record
@@ -129,7 +129,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
         table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(kinds, shapes, strict=True)]
   else:
     for number, line in enumerate(text_files.read_lines(str(_vocabulary_file(path, ".cvocab")))):
-      dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # drops the count
+      dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # Drop the count.
     if options.get("encoder_normalize_before"):
       dictionary.setdefault("<mask>", len(_SPECIAL) + len(dictionary))
     config, table = _transformer(path, options, len(_SPECIAL) + len(dictionary))
@@ -167,7 +167,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     ids_V = [1, 0, *range(2, rows), *[_UNKNOWN] * (size - rows)]
     return {**arrays, TOKEN_TABLE: arrays[TOKEN_TABLE][ids_V]}
 
-  # The vocabulary reads this file later, so it must exist until the process ends.
+  # The vocabulary reads this file later, so keep the file until the process ends.
   model_file = pathlib.Path(tempfile.mkdtemp(dir=storage.process_folder()), f"{path.stem}.model")
   model_file.write_bytes(content)
   vocabulary = vocabularies.LaserVocabulary(str(model_file), prepends_bos)
@@ -183,12 +183,12 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
 def _transformer(
   path: pathlib.Path, record: dict[str, Any], rows: int
 ) -> tuple[transformer.TransformerConfig, list[Row]]:
-  """Returns the config of a LASER3 encoder and the table of its tensors.
+  """Returns the config and the tensor table of a LASER3 encoder.
 
   Args:
     path: The `.pt` file, for messages.
     record: The encoder's options.
-    rows: Number of rows of the token table.
+    rows: Number of rows in the token table.
   """
   fixed = {"encoder_learned_pos": False, "no_token_positional_embeddings": False}
   options = transformers.check_config(path, record, _Options, fixed)
@@ -220,7 +220,7 @@ def _transformer(
 
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
-  """Returns an encoder's `.spm` or `.cvocab` file, or LASER2's if the encoder has neither file."""
+  """Returns the `.spm` or `.cvocab` file of an encoder, or of LASER2 if the encoder has neither."""
   has_files = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
   file = path.with_suffix(suffix) if has_files else path.with_name(f"laser2{suffix}")
   if not file.is_file():
@@ -232,12 +232,12 @@ def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
 def _sentencepiece_model(
   path: pathlib.Path, dictionary: Mapping[str, int], rows: int
 ) -> tuple[bytes, int]:
-  """Returns a SentencePiece model with the ids in a dictionary, and the model's number of pieces.
+  """Returns a SentencePiece model that uses a dictionary's ids, and the model's number of pieces.
 
   Args:
     path: The original SentencePiece model. Its ids are ignored.
-    dictionary: Ids of pieces in fairseq. Ids of special tokens are ignored.
-    rows: Number of rows of the token table.
+    dictionary: Fairseq ids by piece. The ids of special tokens are ignored.
+    rows: Number of rows in the token table.
   """
   # The module creates its classes at run time, so type checkers cannot see them.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")

@@ -1,16 +1,19 @@
-"""Imports mT5 for initializing a training run (VMSST paper, section 6.4), and the released VMSST.
+"""Imports the released VMSST, or mT5 to initialize a training run (VMSST paper, section 6.4).
 
 The sentence encoder and the language encoder both start as copies of mT5's encoder. The decoder
-starts with mT5's self-attention, feed-forward layers and norms. It replaces cross-attention with a
-sentence injection, but keeps the norm before cross-attention as the norm before the injection.
-mT5's `lm_head` becomes the part of the vocabulary projection that multiplies hidden states. The
-part for latents is initialized at random, and so are the heads, language tables and injections.
+starts with mT5's self-attention, feed-forward layers and norms. A sentence injection replaces
+cross-attention, but the norm before cross-attention is kept and becomes the norm before the
+injection. mT5's `lm_head` becomes the part of the vocabulary projection that multiplies hidden
+states. The part for latents is initialized at random, and so are the heads, language tables and
+injections.
 
-The same import works for every model, because each model reads only the parameters that it needs.
+The same import works for every training configuration, because each model reads only the parameters
+that it needs.
 
-The released VMSST (`jwieting/vmsst`) is an mT5 encoder with a projection after mean pooling. In its
-files, the names of encoder tensors start with `mt5_encoder.`, and the projection is named
-`projection.weight`. The names of the other tensors (language encoder, decoder) are not published.
+The released VMSST (`jwieting/vmsst`) is an mT5 encoder with a projection after mean pooling. In the
+released files, the names of the encoder tensors start with `mt5_encoder.`, and the projection is
+named `projection.weight`. The names of the other tensors (language encoder, decoder) are not
+published.
 """
 
 import dataclasses
@@ -31,7 +34,7 @@ from vmsst.networks import sentence_encoder, t5
 TYPES = ("mt5", "t5")
 """Supported values of `model_type`. T5 1.1 has the same parameters and layers as mT5."""
 VOCABULARY_FILE = "spiece.model"
-# Prefix of the encoder's tensors in the released VMSST.
+# Prefix of encoder tensor names in the released VMSST.
 _VMSST = "mt5_encoder."
 _PROJECTION = "projection.weight"
 # Maximum number of tokens in transformers' T5 configs. T5 itself has no limit.
@@ -72,9 +75,9 @@ _DECODER = transformers.Table(
 def convert(
   source: pathlib.Path, *, vocabulary: pathlib.Path | None = None, with_decoder: bool = True
 ) -> Converted:
-  """Imports an mT5 or the released VMSST. The tensor names show which model it is.
+  """Imports mT5 or the released VMSST, depending on the tensor names in the folder.
 
-  mT5 was not trained as a sentence encoder: its sentence vectors are just means of hidden states.
+  mT5 was not trained as a sentence encoder: its sentence vectors are simply averaged hidden states.
   VMSST was trained on at most 32 tokens per sentence, but encodes up to 512 tokens, as in the
   released code. To change this limit, pass `max_length` to `vmsst.load`.
 
@@ -83,14 +86,15 @@ def convert(
     vocabulary: The SentencePiece model. If omitted, `spiece.model` in the folder, or
       `tokenizer.json` if `spiece.model` does not exist. (Newer versions of transformers write only
       `tokenizer.json`.)
-    with_decoder: Whether to import all parameters that training can start from. If false, only the
+    with_decoder: Whether to import all parameters that a training run can use. If false, only the
       encoder is imported.
 
   Raises:
-    InputError: a file is missing, damaged or not supported.
+    InputError: If a file is missing, damaged or not supported.
   """
   path = source / transformers.CONFIG_FILE
-  # umT5 has a different `model_type`. It is not supported, because every layer has a bias table.
+  # umT5 has a different `model_type`. It is not supported, because each layer has its own bias
+  # table.
   fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
   config = transformers.read_object(path)
   sizes = msgspec.structs.asdict(transformers.check_config(path, config, _Options, fixed))
@@ -141,7 +145,7 @@ def convert(
   network = sentence_encoder.SentenceEncoder(_t5_config(sizes), width, head=is_vmsst)
   max_length = min(settings.limit or MAX_LENGTH, MAX_LENGTH)
   assets = encoder_json.EncoderAssets(network, pieces, max_length)
-  note = "The checkpoint has no decoder, so only CONTRASTIVE can start from it."
+  note = "The checkpoint has no decoder, so only CONTRASTIVE can be initialized from it."
   return Converted(
     params=params,
     sizes=sizes,
@@ -152,10 +156,10 @@ def convert(
 
 
 def rows(sizes: Mapping[str, Any]) -> list[Row]:
-  """Returns the table that maps the tensors of an mT5 to parameters.
+  """Returns the table that maps mT5 tensors to parameters.
 
   Args:
-    sizes: Attributes of a T5Config, and `num_decoder_layers` if the model has a decoder.
+    sizes: T5Config attributes, and `num_decoder_layers` if the model has a decoder.
   """
   config = transformers.exported_config(_t5_config(sizes))
   table = transformers.T5.table.rows(config)
@@ -173,7 +177,7 @@ def _t5_config(sizes: Mapping[str, Any]) -> t5.T5Config:
 class _Options(msgspec.Struct, rename=transformers.T5_NAMES | {
   "num_encoder_layers": "num_layers", "relpos_max_distance": "relative_attention_max_distance",
 }):  # fmt: skip
-  """Options in `config.json`, renamed to the attributes of a T5Config, and `num_decoder_layers`."""
+  """Options in `config.json`: `num_decoder_layers`, and options renamed to match T5Config."""
 
   vocab_size: transformers.Size
   emb_dim: transformers.Size

@@ -1,9 +1,9 @@
 """Writes sentence encoders as ONNX models. ONNX Runtime and OpenVINO run them without this library.
 
-This module builds the graphs itself. jax2onnx, a converter for JAX functions, requires an older
-Orbax than this library and cannot convert these networks for variable sequence lengths. All values
-are float32, even if the encoder was trained in bfloat16. Functions that add layers take the names
-of their inputs in the graph, and return the name of their output.
+This module builds the graphs itself, because jax2onnx, a converter for JAX functions, requires an
+older Orbax than this library and cannot convert these networks for variable sequence lengths. All
+values are float32, even if the encoder was trained in bfloat16. Functions that add layers take the
+names of their inputs in the graph, and return the name of their output.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ OUTPUT, STATES = "sentence_embedding", "last_hidden_state"
 _AXES = ("batch_size", "sequence_length")
 # First ONNX operator set with LayerNormalization.
 _OPERATOR_SET = 17
-# Runtimes map arrays into memory only if they are aligned to pages.
+# Runtimes map an array into memory only if the array is aligned to pages.
 _PAGE = 4096
 
 
@@ -48,21 +48,22 @@ def write(
   `sentence_embedding`, float32 [B, S], equals the vectors of `vmsst.load(path).encode` in float32,
   up to rounding error. The weights are in `model.onnx_data`.
 
-  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. This model
-  returns the hidden states, [B, T, D]. It works only if transformers supports the architecture.
+  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. The output
+  of this second model is the hidden states, [B, T, D]. This backend works only if transformers
+  supports the architecture.
 
   The tokenizer in `tokenizer.json` produces the inputs. It truncates texts to the maximum length
-  and pads them. If an imported tokenizer finds its padding token (such as "<pad>") in a text, it
-  treats this string as padding. For other differences, see `tokenizers.export`.
+  and pads them. If a text contains the padding token of an imported tokenizer, such as "<pad>",
+  this string is treated as padding. For other differences, see `tokenizers.export`.
 
   Args:
     saved: The encoder.
     folder: Folder to write to.
     pretokenized: Whether callers will split texts with `vmsst.data.word_splitting.split_words`
-      before they tokenize them. Vocabularies such as EMS's require it.
+      before tokenizing them. Some vocabularies, such as EMS's, require this split.
 
   Raises:
-    InputError: the encoder or its vocabulary is not supported, or the package onnx is not
+    InputError: If the encoder or its vocabulary is not supported, or the package onnx is not
       installed.
   """
   tokenizer = tokenizers.export(saved.assets.vocabulary, pretokenized=pretokenized)
@@ -71,7 +72,7 @@ def write(
   table_VD = params[tensors.TOKEN_TABLE]
   params[tensors.TOKEN_TABLE] = transformers.swap_padding(table_VD, tokenizer.padding_id)
   build(params, saved.network).write(folder)
-  with contextlib.suppress(errors.InputError):  # raised if transformers lacks the architecture
+  with contextlib.suppress(errors.InputError):  # Transformers may lack the architecture.
     states = {"file_name": STATES_FILE}
     sentence_transformers.write_modules(saved, tokenizer, folder, model_args=states)
   # The tokenizer option `encode_special_tokens` changes how special tokens in a text are tokenized.
@@ -107,11 +108,11 @@ def usage(saved: SavedEncoder) -> list[str]:
 class Graph:
   """Builds an ONNX graph node by node.
 
-  Each ONNX operator is a method: `graph.MatMul(x, y)` adds a node and returns the name of its
+  Each ONNX operator is a method: `graph.MatMul(x, y)` adds a node and returns the name of the
   output. An operand is either the name of a value or an array. Arrays become constants.
 
   Attributes:
-    parameters: Arrays by name. An array becomes part of the graph when `parameter` is called.
+    parameters: Arrays by name. `parameter` adds an array to the graph.
     outputs: The value name and the axes (sizes or names) of each output, by output name.
     library: The package onnx.
   """
@@ -161,9 +162,9 @@ class Graph:
       (folder / path).write_bytes(model.SerializeToString())
 
   def without_weights(self, output: str) -> tuple[Any, dict[str, np.ndarray]]:
-    """Returns the model for an output without large arrays, and the large arrays by name.
+    """Returns the model for one output without its large arrays, and the large arrays by name.
 
-    The large arrays are contiguous. The caller adds them to the model with `add_weights`.
+    The large arrays are contiguous. The caller adds these arrays with `add_weights`.
     """
     large = {
       name: np.ascontiguousarray(array)
@@ -193,13 +194,13 @@ class Graph:
       graph,
       producer_name="vmsst",
       opset_imports=operators,
-      # Use the oldest version that works, because more runtimes support it.
+      # Use the oldest version that works, because more runtimes support older versions.
       ir_version=helper.find_min_ir_version_for(operators),
     )
     return model, large
 
   def add_weights(self, model: Any, name: str, array: np.ndarray, **external_data: Any) -> None:
-    """Adds an array as external data, which is in a file or is passed to the runtime by name."""
+    """Adds an array as external data, either stored in a file or passed to the runtime by name."""
     kind = self.library.helper.np_dtype_to_tensor_dtype(array.dtype)
     tensor = model.graph.initializer.add(name=name, data_type=kind, dims=array.shape)
     tensor.data_location = self.library.TensorProto.EXTERNAL
@@ -215,11 +216,11 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   """Builds the graph that maps token ids to sentence vectors and hidden states.
 
   Args:
-    params: Parameters of the network by name, with separate layers.
+    params: Network parameters by name, with separate layers.
     network: The network.
 
   Raises:
-    InputError: the network is not supported, or the package onnx is not installed.
+    InputError: If the network is not supported, or the package onnx is not installed.
   """
   config: Any = network.config
   if not isinstance(network.config, CONFIGS):
@@ -232,7 +233,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   length = graph.Gather(graph.Shape(TOKENS), np.int64(1))
   position_T = graph.Range(np.int64(0), length, np.int64(1))
   max_distance = transformer.RELPOS_MAX_DISTANCE
-  if isinstance(config, t5.T5Config):  # Convert it to an equivalent TransformerConfig.
+  if isinstance(config, t5.T5Config):  # Use an equivalent TransformerConfig.
     max_distance = config.relpos_max_distance
     config = transformers.exported_config(config)
   hidden_BTD = _Stack(graph, config, mask_BT, position_T, max_distance).hidden_states(x_BTD)
@@ -262,10 +263,10 @@ class _Stack(NamedTuple):
 
   Attributes:
     graph: The graph.
-    config: Sizes and options. Linear layers and norms have a bias if the parameters contain one.
+    config: Sizes and options. Linear layers and norms use a bias if the parameters contain a bias.
     mask_BT: False at padding.
     position_T: Positions of tokens, int64.
-    max_distance: All distances of at least this value share one relative position bucket.
+    max_distance: All distances from this value on share one relative position bucket.
   """
 
   graph: Graph
@@ -312,7 +313,7 @@ class _Stack(NamedTuple):
     return x_BTD if config.norm_place == "after" else self.norm(x_BTD, "encoder/encoder_norm")
 
   def attention_bias(self, is_local: bool) -> str:
-    """Returns the sum of position biases and masks for attention logits, [B, 1 or H, 1 or T, T]."""
+    """Returns the position biases plus masks for attention logits, [B, 1 or H, 1 or T, T]."""
     graph, config = self.graph, self.config
     # Biases for visible tokens and for masked tokens.
     values = np.float32(0), np.float32(t5.MASKED)
@@ -355,7 +356,7 @@ class _Stack(NamedTuple):
   def attention(
     self, x_BTD: str, name: str, bias_BHTT: str, rotation: tuple[str, str] | None
   ) -> str:
-    """Adds multi-head self-attention. `name` is the prefix of its parameters."""
+    """Adds multi-head self-attention. `name` is the prefix of the parameter names."""
     graph, config = self.graph, self.config
     width = config.head_width
     scalar = width if config.query_scalar is None else config.query_scalar
@@ -448,7 +449,7 @@ def _add_pooling(graph: Graph, pooling: str, hidden_BTD: str, mask_BT: str, posi
   if pooling == "max":
     lowest = np.finfo(np.float32).min
     largest_BD = graph.ReduceMax(graph.Where(mask_BT1, hidden_BTD, lowest), axes=[1], keepdims=0)
-    # The vector of a sentence with no tokens is zero.
+    # A sentence without tokens has a zero vector.
     count_B1 = graph.ReduceSum(weight_BT1, np.array([1]), keepdims=0)
     return graph.Where(graph.Greater(count_B1, zero), largest_BD, zero)
   if pooling == "weightedmean":

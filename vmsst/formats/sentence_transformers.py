@@ -5,8 +5,8 @@ and the layers after the pooling. Other files contain the tokenizer, the prompts
 length. The imported network is a `vmsst.networks.sentence_encoder.SentenceEncoder`. Settings that
 this library does not support raise an error.
 
-Exports also contain `encoder.json`, so that `vmsst.load` opens the same folder. They contain no
-custom code. Neither direction needs torch or sentence-transformers.
+Exports also contain `encoder.json`, so that `vmsst.load` can open the same folder. Exports contain
+no custom code. Neither reading nor writing requires torch or sentence-transformers.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from vmsst.networks.static import StaticConfig
 MODULES_FILE = "modules.json"
 PROMPTS_FILE = "config_sentence_transformers.json"
 MAX_LENGTH = 512
-"""Default maximum length of encoders without a position table, as in transformers' T5 configs."""
+"""Default maximum length for encoders without a position table, as in transformers' T5 configs."""
 # Files with transformer options. The first file that exists and is not empty is used.
 _OPTIONS_FILES = tuple(
   f"sentence_{name}_config.json"
@@ -41,12 +41,13 @@ _OPTIONS: dict[str, Any] = {
   "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
   "module_output_name": "token_embeddings",
 }
-# Files that change the model or its preprocessing in transformers. They are not supported.
+# Files that change the model or its preprocessing in transformers. Models with these files are not
+# supported.
 _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.json")
 _E5 = {"query": "query: ", "passage": "passage: "}
 # Name of the pooled vector in the modules' inputs and outputs.
 _VECTOR = "sentence_embedding"
-# Pooling methods, with their keys in older files. If several methods are used, their vectors are
+# Pooling methods, with the corresponding keys in older files. The vectors from several methods are
 # concatenated in this order.
 _Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 _POOLING_FLAGS: dict[_Pool, str] = {
@@ -57,7 +58,8 @@ _POOLING_FLAGS: dict[_Pool, str] = {
   "weightedmean": "pooling_mode_weightedmean_tokens",
   "lasttoken": "pooling_mode_lasttoken",
 }
-# Original package of the module classes. All versions of sentence-transformers accept this name.
+# Package that originally contained the module classes. All versions of sentence-transformers accept
+# this package name.
 _PACKAGE = "sentence_transformers.models"
 # Name of the default prompt, unless a named prompt has the same text.
 _PROMPT = "default"
@@ -66,12 +68,12 @@ _METADATA = {"format": "pt"}
 
 
 _LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
-# Required values of layer options: each layer must replace the pooled vector.
+# Required values of layer options, because each layer must replace the pooled vector.
 _LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
 
 
 class _Module(msgspec.Struct):
-  """An entry in `modules.json`. The path is the name of a folder next to this file, or empty."""
+  """An entry in `modules.json`. The path is empty or the name of a folder next to this file."""
 
   type: Annotated[str, msgspec.Meta(pattern=r"^sentence_transformers\.")]
   path: Annotated[str, msgspec.Meta(pattern=r"^(?!\.\.$)[^/\\\0]{0,99}$")]
@@ -119,14 +121,15 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   """Imports an encoder from a sentence-transformers or transformers folder.
 
   Padding has id 0 in this library. If the tokenizer pads with a different id (1 in XLM-R and all E5
-  models), the import swaps these two rows of the token table, and the vocabulary swaps the ids.
+  models), the import swaps the two rows in the token table, and the vocabulary swaps the two ids.
 
-  If the folder has no `modules.json`, the import uses the default pooling of sentence-transformers:
-  the last token for a causal language model, otherwise the mean. A pre-training head is skipped.
+  If the folder has no `modules.json`, the import uses the default pooling in sentence-transformers:
+  the last token for causal language models, and the mean for all other models. A pre-training head
+  is skipped.
 
-  Layers after the pooling become the head of the network, with two exceptions. If the first layer
-  is dense with tanh, as in LaBSE, it becomes the pooler. If the last layer scales vectors to length
-  1, it becomes the option `normalize`.
+  Layers after the pooling are imported as the head of the network, with two exceptions. If the
+  first layer is a dense layer with tanh, as in LaBSE, it is imported as the pooler. If the last
+  layer scales vectors to length 1, it is imported as the option `normalize`.
 
   Args:
     folder: The folder.
@@ -134,7 +137,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
       the folder has no prompts and its name or config contains "e5", the default is "query: ".
 
   Raises:
-    InputError: a file is damaged, or a setting is not supported.
+    InputError: If a file is damaged, or a setting is not supported.
   """
   modules = list_modules(folder)
   source = folder / modules[0][1]
@@ -196,8 +199,8 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   first = sizes.get("position_offset", 0)
   if first and tokenizer is not None and padding_id != first - 1:
     raise errors.InputError(
-      f"{path}: the model counts positions after its padding id {first - 1}, but the tokenizer "
-      f"pads with {padding_id}"
+      f"{path}: the model numbers positions starting after padding id {first - 1}, but the "
+      f"tokenizer pads with {padding_id}"
     )
   if not pools_prompt:
     if prefix or (prefix is None and (default or prompts)):
@@ -237,7 +240,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   )
   note = (
     f"The model has no {tokenizers.TOKENIZER_FILE}, so vmsst.load cannot open it. Save one with "
-    "transformers' AutoTokenizer, or train from it with a vocabulary of the same ids"
+    "transformers' AutoTokenizer, or train from it with a vocabulary that has the same ids"
   )
   return Converted(
     params=params,
@@ -251,7 +254,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
 def _read_static(
   folder: pathlib.Path, modules: list[tuple[str, str]], prefix: str | None
 ) -> Converted:
-  """Imports a StaticEmbedding or Model2Vec; see `read`."""
+  """Imports a StaticEmbedding or Model2Vec encoder; see `read`."""
   settings_record, settings = _settings(folder)
   # A missing list of prompts means no prompts, even if the name contains "e5".
   default, prompts = _prompts(folder, {"prompts": None, **settings_record}, settings, {})
@@ -306,7 +309,7 @@ def _network(
     else:
       head.append(getattr(sentence_encoder, kind)())
   widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
-  # A training run that starts from this encoder keeps its pooler but not its head.
+  # A training run that starts from this encoder keeps the pooler but not the head.
   has_pooler = bool(widths) and head[0] == sentence_encoder.Dense(widths[0])
   normalize = head[-1:] == [sentence_encoder.Normalize()]
   network = sentence_encoder.SentenceEncoder(
@@ -331,11 +334,11 @@ def _network(
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
   """Returns the class and the folder of each module in `modules.json`.
 
-  If this file does not exist, the result is a single transformer, or the modules of a Model2Vec.
+  If this file does not exist, the folder is read as a single transformer or a Model2Vec encoder.
 
   Raises:
-    InputError: the file is damaged, a path leads out of the folder, or a module (such as custom
-      code) is not supported.
+    InputError: If the file is damaged, a path points outside the folder, or a module (such as
+      custom code) is not supported.
   """
   path = folder / MODULES_FILE
   if not path.is_file():
@@ -355,7 +358,7 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
       f"{path}: not a list of sentence-transformers modules with 'type' and 'path': {error}. "
       "Custom code is not supported, and each path must be the name of a folder next to this file"
     ) from None
-  # The package of a class differs between versions, but its name does not.
+  # A class's package differs between versions, but its name does not.
   modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in entries]
   kinds = [kind for kind, _ in modules]
   first = 1 if kinds[:1] == [static.MODULE] else 2
@@ -376,7 +379,7 @@ def _prompts(
   """Returns the default prompt, and the prompts by name.
 
   Args:
-    folder: The folder. Its name may show that the model is an E5.
+    folder: The folder. Its name may show that the model is an E5 model.
     record: Raw content of `config_sentence_transformers.json`.
     settings: Parsed content of the same file.
     config: Content of `config.json`.
@@ -387,7 +390,7 @@ def _prompts(
   words = [re.split(r"[-_/]", name.lower()) for name in names]
   is_e5 = any("e5" in x and "instruct" not in x for x in words)
   if is_e5 and not record.keys() & {"prompts", "default_prompt_name"}:
-    # E5 needs prompts, but its files do not contain them.
+    # E5 needs prompts, but the files of E5 models do not contain prompts.
     return _E5["query"], _E5 | {"document": _E5["passage"]}
   prompts = {"query": "", "document": ""}
   prompts |= {key: text or "" for key, text in settings.prompts.items()}
@@ -402,14 +405,14 @@ def _prompts(
 def read_params(
   folder: pathlib.Path, network: sentence_encoder.SentenceEncoder
 ) -> dict[str, np.ndarray]:
-  """Reads the parameters of an export, by name. The values are exact.
+  """Reads the parameters of an export by name, exactly as they were before the export.
 
   Args:
-    folder: The folder of the export.
+    folder: The export's folder.
     network: The network described in the export's `encoder.json`.
 
   Raises:
-    InputError: a file is missing or damaged.
+    InputError: If a file is missing or damaged.
   """
   if isinstance(network.config, StaticConfig):
     params = {tensors.TOKEN_TABLE: static.read(folder).table()}
@@ -432,23 +435,24 @@ def write(
 ) -> ExportedTokenizer:
   """Writes an encoder into a folder that `SentenceTransformer(folder)` and `vmsst.load` open.
 
-  `vmsst.load(folder).encode` returns exactly the vectors of the encoder. sentence-transformers
-  returns the same vectors in float32, up to rounding error, with three exceptions:
+  `vmsst.load(folder).encode` returns exactly the same vectors as the original encoder.
+  sentence-transformers returns the same vectors in float32, up to rounding error, with three
+  exceptions:
 
   * If the vocabulary has no EOS token, as in EMS, a batch of empty texts raises an error.
   * If a text contains the padding token of an imported tokenizer, such as "<pad>", this string is
     treated as padding.
-  * A few texts get different ids; see `tokenizers.export`.
+  * A few texts are tokenized differently; see `tokenizers.export`.
 
   Args:
     saved: The encoder.
     folder: An empty or new local folder.
     pretokenized: Whether callers will split texts with `vmsst.data.word_splitting.split_words`
-      before they encode them. Vocabularies such as EMS's require it.
+      before encoding them. Some vocabularies, such as EMS's, require this split.
 
   Raises:
-    InputError: the format does not support the encoder (for example a BiLSTM, or a vocabulary that
-      splits words). Nothing is written in this case.
+    InputError: If the format does not support the encoder (for example a BiLSTM, or a vocabulary
+      that splits words). Nothing is written in this case.
   """
   assets, vocabulary = saved.assets, saved.assets.vocabulary
   if isinstance(saved.network.config, StaticConfig):
@@ -462,7 +466,7 @@ def write(
   path = folder / tokenizers.TOKENIZER_FILE
   path.write_bytes(tokenizer.content)
   if isinstance(vocabulary, tokenizers.HuggingFaceVocabulary):
-    # Save the checksum of the exported tokenizer, not of the original tokenizer.
+    # Save the exported tokenizer's checksum, not the original tokenizer's checksum.
     vocabulary = dataclasses.replace(vocabulary, path=str(path), tokenizer=None)
     assets = msgspec.structs.replace(assets, vocabulary=vocabulary)
   encoder_json.save_assets(assets, folder, weights)
@@ -475,22 +479,22 @@ def write_modules(
   folder: pathlib.Path,
   **options: Any,
 ) -> list[str]:
-  """Writes all files of an export except `tokenizer.json` and the transformer's weights.
+  """Writes all files in an export except `tokenizer.json` and the transformer's weights.
 
   Args:
     saved: The encoder.
     tokenizer: The exported tokenizer.
     folder: Folder to write to.
-    **options: Additional fields of `sentence_bert_config.json`.
+    **options: Additional fields for `sentence_bert_config.json`.
 
   Returns:
     Names of the weight files for the layers after the pooling.
 
   Raises:
-    InputError: transformers does not support the encoder. Nothing is written in this case.
+    InputError: If transformers does not support the encoder. Nothing is written in this case.
   """
   network, assets = saved.network, saved.assets
-  # In sentence-transformers, a missing "query" or "document" means an empty prompt, so write the
+  # sentence-transformers treats a missing "query" or "document" prompt as empty, so write the
   # prompts that this library would use (the default prompt, or "passage").
   vocabulary = assets.vocabulary
   prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))

@@ -2,8 +2,8 @@
 
 A static encoder consists of a tokenizer without special tokens and a table of token vectors. A
 sentence vector is the mean of the token vectors. Model2Vec skips unknown tokens, may factor its
-table into shared rows and weights, and has a `config.json`. sentence-transformers opens Model2Vec
-folders too, but includes unknown tokens in the mean.
+table into shared rows and weights, and stores its settings in `config.json`. sentence-transformers
+opens Model2Vec folders too, but includes unknown tokens in the mean.
 """
 
 import json
@@ -22,9 +22,9 @@ MODULE = "StaticEmbedding"
 _MODEL_TYPE = "model2vec"
 # Names of the table in sentence-transformers and in Model2Vec.
 _TABLE, _MODEL2VEC_TABLE = "embedding.weight", "embeddings"
-# Maximum length if the tokenizer sets none. No text has this many tokens.
+# Maximum length if the tokenizer does not set one. No text has this many tokens.
 _UNLIMITED = 1 << 20
-# Model2Vec's maximum length if `config.json` sets none.
+# Model2Vec's maximum length if `config.json` does not set one.
 _MODEL2VEC_LENGTH = 512
 
 
@@ -34,7 +34,7 @@ class StaticEmbedding(NamedTuple):
   Attributes:
     config: Sizes of the table.
     vocabulary: The tokenizer, without special tokens.
-    max_length: Maximum number of tokens of a text.
+    max_length: Maximum number of tokens in a text.
     table: Reads the token vectors, [V, D]. Row 0 is padding.
   """
 
@@ -49,7 +49,7 @@ class StaticEmbedding(NamedTuple):
 
 
 def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
-  """Returns the class and folder of each Model2Vec module, or [] if this is not a Model2Vec."""
+  """Returns the class and folder of each module, or [] if this is not a Model2Vec folder."""
   record = transformers.read_object(folder / transformers.CONFIG_FILE, if_missing={})
   if record.get("model_type") != _MODEL_TYPE:
     return []
@@ -59,17 +59,17 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
 def read(folder: pathlib.Path) -> StaticEmbedding:
   """Reads the tokenizer and the table in a folder.
 
-  Texts longer than `max_length` may get different vectors than in Model2Vec, because Model2Vec
-  first truncates them by characters.
+  The vectors of texts longer than `max_length` may differ from Model2Vec's vectors, because
+  Model2Vec first truncates texts by characters.
 
   Raises:
-    InputError: a file is missing or damaged, or the table does not match the tokenizer.
+    InputError: If a file is missing or damaged, or the table does not match the tokenizer.
   """
   path = folder / tokenizers.TOKENIZER_FILE
   record = transformers.read_object(path)
   try:
     tokenizer = Tokenizer.from_str(json.dumps({**record, "post_processor": None}))
-  except Exception as error:  # The package raises plain Exception.
+  except Exception as error:  # The tokenizers package raises plain Exception.
     raise errors.InputError(f"{path}: not a Hugging Face tokenizer: {error}") from None
   weights = transformers.open_tensors(folder)
   is_model2vec = _MODEL2VEC_TABLE in weights
@@ -80,10 +80,10 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
     str(path), tokenizer=tokenizer, skips_unknown=is_model2vec
   )
   rows, padding_id = weights.get("mapping", weights[name]).shape[0], vocabulary.padding_id
-  # Without a padding token, the padding id is the first id after the table.
+  # If there is no padding token, the padding id is the first id after the table.
   size = max(rows, padding_id + 1)
   if vocabulary.size > size or padding_id > rows:
-    raise errors.InputError(f"{folder}: {rows} token vectors, but {vocabulary.size} tokens")
+    raise errors.InputError(f"{folder}: the table has {rows} rows for {vocabulary.size} tokens")
 
   def table() -> np.ndarray:
     table_VD = weights[name].read()
@@ -108,10 +108,11 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
 
 
 def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
-  """Returns a tokenizer that truncates texts, because both packages leave truncation to it.
+  """Returns a tokenizer that truncates texts, because both packages rely on it for truncation.
 
   Raises:
-    InputError: the vocabulary adds special tokens to texts, or cannot become a tokenizer.json.
+    InputError: If the vocabulary adds special tokens to texts, or cannot be converted to a
+      `tokenizer.json`.
   """
   tokenizer = tokenizers.export(vocabulary)
   if vocabulary.special_ids:
@@ -130,7 +131,7 @@ def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
 def describe(
   network: sentence_encoder.SentenceEncoder, vocabulary: Any, max_length: int
 ) -> dict[str, Any] | None:
-  """Returns the content of Model2Vec's `config.json`, or None if the encoder is not a Model2Vec."""
+  """Returns the content of Model2Vec's `config.json`, or None for other encoders."""
   if not getattr(vocabulary, "skips_unknown", False) or network.layers.keys() - {"normalize"}:
     return None
   return {

@@ -55,7 +55,7 @@ def step_of(checkpoint: str | os.PathLike[str]) -> int:
 
 
 def folders(run: str | os.PathLike[str]) -> list[epath.Path]:
-  """Returns the paths in `run` that are named like a checkpoint, sorted by step."""
+  """Returns the paths in `run` with checkpoint names, sorted by step."""
   root = epath.Path(storage.path(run))
   return sorted((root / x for x in storage.names(root) if _CHECKPOINT.fullmatch(x)), key=step_of)
 
@@ -68,9 +68,9 @@ def all_checkpoints(run: str | os.PathLike[str]) -> list[epath.Path]:
 def is_complete(checkpoint: epath.Path) -> bool:
   """Returns whether a checkpoint is complete.
 
-  A local folder is renamed into place when it is complete. In a store, a complete checkpoint has
-  Orbax's marker or the checksums, because both are written last. A checkpoint that was copied from
-  a local disk has only the checksums.
+  A local folder is renamed into place when it is complete. In an object store, a complete
+  checkpoint contains Orbax's marker or the checksums, because both are written last. A checkpoint
+  that was copied from a local disk contains only the checksums.
   """
   names = storage.names(checkpoint)
   is_marked = COMMIT_FILE in names or CHECKSUMS in names
@@ -84,13 +84,13 @@ def find_checkpoint(path: str | os.PathLike[str]) -> epath.Path:
   otherwise the latest.
 
   Raises:
-    InputError: no checkpoint exists. The message lists the content of the folder.
+    InputError: If no checkpoint exists. The message lists the content of the folder.
   """
   folder = epath.Path(storage.path(path if storage.is_url(path) else os.path.abspath(path)))
   if not folder.is_dir():
     siblings = f"{folder.parent} contains {errors.some(storage.names(folder.parent))}"
     raise errors.InputError(
-      f"no folder {folder}; {siblings}; a model of the Hugging Face Hub is named OWNER/NAME"
+      f"no folder {folder}; {siblings}; a Hugging Face Hub model is named OWNER/NAME"
     )
   if _CHECKPOINT.fullmatch(folder.name) and (folder / "state").is_dir():
     return folder
@@ -118,7 +118,7 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
   """Returns the metadata (`shape`, `dtype`) of each array in a checkpoint, by name (`target/...`).
 
   Raises:
-    InputError: the checkpoint cannot be read.
+    InputError: If the checkpoint cannot be read.
   """
   state = checkpoint / "state"
   if os.fspath(state).startswith("s3://"):  # TensorStore supports s3://, but Orbax does not.
@@ -137,10 +137,10 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
 
 
 def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
-  """Opens the parameters of a checkpoint, by name without `target/`. Values are read when needed.
+  """Opens the parameters of a checkpoint, by name without `target/`. Values are read on first use.
 
   Raises:
-    InputError: the checkpoint cannot be read, or does not match its checksums.
+    InputError: If the checkpoint cannot be read, or does not match its checksums.
   """
   problem = damage(checkpoint, "state")
   if problem:
@@ -163,7 +163,7 @@ def read_params(
 
   Args:
     checkpoint: A `checkpoint_<step>` folder.
-    params: The parameters to read: the result of `open_params`, or a subset.
+    params: The parameters to read: the result of `open_params`, or a subset of it.
   """
   device = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
   args = {
@@ -177,7 +177,7 @@ def read_params(
 
 
 def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> None:
-  """Writes a checkpoint at step 0 with only parameters, so that training can start from it.
+  """Writes a step 0 checkpoint that contains only parameters, as a starting point for training.
 
   Args:
     checkpoint: The `checkpoint_0` folder to create.
@@ -223,7 +223,7 @@ def restore(checkpoint: epath.Path, flat: Mapping[str, ocp.RestoreArgs]) -> dict
     flat: How to restore each array, by name.
 
   Raises:
-    InputError: the checkpoint is damaged.
+    InputError: If the checkpoint is damaged.
   """
   state = checkpoint / "state"
   args = traverse_util.unflatten_dict(dict(flat), sep="/")
@@ -248,8 +248,8 @@ def prepare(run: str) -> None:
   """Prepares the checkpoints of a run in an object store for Orbax.
 
   Marks complete checkpoints that were copied into the store, because Orbax treats a checkpoint
-  without a marker as incomplete. Removes checkpoints that were never completed. Orbax has a
-  clean-up function for this purpose, but it would also remove all other folders of the run.
+  without a marker as incomplete. Removes checkpoints that were never completed. Orbax's clean-up
+  function would also remove all other folders in the run.
   """
   for checkpoint in folders(run):
     names = storage.names(checkpoint)
@@ -281,7 +281,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
   """Checks a checkpoint's files against its checksums, and describes the first problem.
 
   Args:
-    checkpoint: The folder of the checkpoint.
+    checkpoint: The checkpoint's folder.
     subfolder: The subfolder to check. If omitted, all subfolders with checksums are checked.
 
   Returns:
@@ -302,7 +302,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
       checksums.setdefault(folder, {})[name] = digest
     for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
-        continue  # Without this folder, the run skips the batches that it has already used.
+        continue  # Without this folder, the run skips the batches it has already used.
       files = set(storage.files_below(checkpoint / folder))
       for name, digest in checksums.get(folder, {}).items():
         if name not in files:

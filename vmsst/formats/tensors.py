@@ -3,9 +3,9 @@
 `open_file` reads safetensors files and PyTorch state dicts. It never runs code from a file.
 
 A table describes a model from another library. Each `Row` contains the name and shape of a tensor,
-and the names of the parameters that the tensor becomes. `check` compares a table with the tensors
-in a file, and `to_parameters` converts the tensors. For exports, `to_tensors` uses the same table
-in the opposite direction.
+and the names of the parameters that the tensor is converted to. `check` compares a table with the
+tensors in a file, and `to_parameters` converts the tensors. For exports, `to_tensors` uses the same
+table in the opposite direction.
 """
 
 import functools
@@ -25,15 +25,16 @@ import safetensors
 
 from vmsst import errors
 
-# Types that are converted to float32. Quantized weights and position ids use the remaining types.
+# Types that are converted to float32. Quantized weights and position ids have different types.
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _TYPES = _FLOATS | {
   "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
   "BOOL": np.bool_, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
-# JAX maps arrays without a copy only if they are aligned to 64 bytes.
+# JAX uses mapped arrays without a copy only if the arrays are aligned to 64 bytes.
 _ALIGNMENT = 64
-# Number of values checked at once. Blocks avoid reading a whole mapped file into memory.
+# Number of values to check at once. Checking in blocks avoids reading a whole mapped file into
+# memory.
 _BLOCK = 1 << 22
 
 
@@ -43,7 +44,7 @@ class StoredTensor(NamedTuple):
   Attributes:
     shape: The shape.
     source: Name and file of the tensor, for messages.
-    load: Reads the tensor in its stored type.
+    load: Reads the tensor without converting the type.
   """
 
   shape: tuple[int, ...]
@@ -58,7 +59,7 @@ class StoredTensor(NamedTuple):
     the array is in use.
 
     Raises:
-      InputError: the values are not finite floating-point numbers.
+      InputError: If the values are not finite floating-point numbers.
     """
     array = self.load()
     if array.dtype not in _FLOATS.values():
@@ -84,14 +85,15 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
       under the key `state_dict`. Other pickled objects are rejected, because they could run code.
 
   Raises:
-    InputError: the file is missing or damaged, contains unexpected objects, or requires torch but
-      torch is not installed.
+    InputError: If the file is missing or damaged, contains unexpected objects, or requires torch
+      but torch is not installed.
   """
   if path.suffix != ".safetensors":
     record = read_torch(path)
     return of_state(path, record.get("state_dict", record) if isinstance(record, Mapping) else None)
   try:
-    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:  # checks offsets
+    # safe_open checks the header and the offsets.
+    with safetensors.safe_open(path, framework="np"), path.open("rb") as stream:
       size = int.from_bytes(stream.read(8), "little")
       header = json.loads(stream.read(size))
       mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -107,7 +109,7 @@ def open_file(path: pathlib.Path) -> dict[str, StoredTensor]:
 
 
 def _load(mapped: mmap.mmap, start: int, entry: Mapping[str, Any]) -> np.ndarray:
-  """Returns a tensor of a safetensors file.
+  """Returns a tensor from a safetensors file.
 
   Args:
     mapped: The file.
@@ -149,8 +151,8 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
     *allowed: Classes that the file may contain besides tensors, containers, numbers and strings.
 
   Raises:
-    InputError: the file is missing or damaged, contains objects of other classes, or torch is not
-      installed.
+    InputError: If the file is missing or damaged, contains objects of other classes, or torch is
+      not installed.
   """
   with errors.requires("sentence-transformers", f"{path}, a PyTorch file,"):
     import torch
@@ -158,7 +160,7 @@ def read_torch(path: pathlib.Path, *allowed: type) -> Any:
     with torch.serialization.safe_globals([*allowed]):
       return torch.load(path, map_location="cpu", weights_only=True)
   except Exception:
-    # Replace torch's message, because it recommends loading the file without protection.
+    # Replace torch's message, which recommends loading the file without protection.
     raise errors.InputError(
       f"{path} is not a PyTorch file, is damaged, or contains objects that could run code; copy it "
       "again, or save only its state dict"
@@ -169,11 +171,11 @@ def of_state(path: pathlib.Path, state: Any) -> dict[str, StoredTensor]:
   """Returns the tensors of a PyTorch state dict by name.
 
   Args:
-    path: File of the state dict, for messages.
+    path: File with the state dict, for messages.
     state: The state dict.
 
   Raises:
-    InputError: `state` is not a state dict.
+    InputError: If `state` is not a state dict.
   """
   import torch
 
@@ -202,10 +204,11 @@ class Row(NamedTuple):
   """Maps a tensor from another library to parameters.
 
   Attributes:
-    source: Name of the tensor. If empty, the model has no such tensor, and the parameter is set to
-      ones.
+    source: Name of the tensor. If empty, the model has no corresponding tensor, and the parameter
+      is set to ones.
     shape: Shape of the tensor.
-    targets: Names of the parameters. The tensor is split equally along its first axis.
+    targets: Names of the parameters. The tensor is split along its first axis into one equal part
+      per name.
     transposed: Whether to transpose the tensor.
     plus: Constant added to the tensor.
   """
@@ -234,7 +237,7 @@ def norm(
 
 
 def check(rows: Iterable[Row], saved: Mapping[str, StoredTensor], source: str) -> None:
-  """Checks that the tensors in a file match the table of a model.
+  """Checks that the tensors in a file match a model's table.
 
   Args:
     rows: The table.
@@ -242,7 +245,7 @@ def check(rows: Iterable[Row], saved: Mapping[str, StoredTensor], source: str) -
     source: The file, for messages.
 
   Raises:
-    InputError: a tensor is missing, has the wrong shape or is not in the table.
+    InputError: If a tensor is missing, has the wrong shape or is not in the table.
   """
   expected = {row.source: row.shape for row in rows if row.source}
   for name, shape in expected.items():
@@ -263,7 +266,7 @@ def to_parameters(rows: Iterable[Row], saved: Mapping[str, StoredTensor]) -> dic
   """Converts tensors to float32 parameters, by name.
 
   Raises:
-    InputError: a tensor cannot be read, or contains values that are not finite.
+    InputError: If a tensor cannot be read, or contains values that are not finite.
   """
   params: dict[str, np.ndarray] = {}
   for row in rows:
@@ -297,7 +300,7 @@ _LAYER = re.compile(r"(.*)/layers_(0|[1-9][0-9]{0,3})/(.*)")
 
 
 class Source(NamedTuple):
-  """How to build a parameter from the arrays in a checkpoint.
+  """Describes how to build a parameter from the arrays in a checkpoint.
 
   Attributes:
     names: Names of the arrays: a single array, or one array per layer.
@@ -325,15 +328,15 @@ class Source(NamedTuple):
 
 
 def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source | None:
-  """Looks up a parameter in a checkpoint of either layout; returns None if it is missing.
+  """Looks up a parameter in a checkpoint with either layout; returns None if it is missing.
 
-  If a network has fewer layers than the checkpoint, it reads the first layers. This does not work
-  if the network and the checkpoint both have scanned layers.
+  If the network has fewer layers than the checkpoint, the first layers are used, unless both the
+  network and the checkpoint have scanned layers.
 
   Args:
     name: Name of the parameter.
     shape: Shape of the parameter in the network.
-    arrays: Arrays of the checkpoint by name.
+    arrays: The checkpoint's arrays by name.
   """
   if name in arrays:
     return Source((name,))

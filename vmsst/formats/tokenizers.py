@@ -2,7 +2,7 @@
 
 * `HuggingFaceVocabulary` is the vocabulary of a `tokenizer.json`. It keeps the tokenizer's ids,
   except that padding always has id 0 in this library. If the tokenizer pads with a different id,
-  the vocabulary swaps that id with 0, and an import swaps the same two rows of the token table.
+  the vocabulary swaps that id with 0, and imports swap the corresponding rows of the token table.
 * `read` builds the tokenizer that transformers would build from a model folder. For most models,
   transformers takes only the vocabulary from `tokenizer.json`. All other settings come from
   `tokenizer_config.json` and from defaults, and added tokens come from up to four files. `read`
@@ -43,12 +43,13 @@ _PADDING = ("<pad>", "[PAD]")
 _TEMPLATE = "TemplateProcessing"
 ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Prompt names for queries and documents, in order of preference."""
-# Texts for testing a prefix, because the next script or punctuation may change its tokens.
+# Texts to put after a prefix in a test, because the script or punctuation after a prefix may change
+# the tokens of the prefix.
 _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
 # Bonus added to the log probability of a new word. The bonus exceeds rounding error, so the
 # tokenizer prefers the word to its pieces.
 _PREFERENCE = 1e-6
-# Number of texts per batch for counting words.
+# Number of texts per batch when counting words.
 _CHUNK = 10_000
 # SentencePiece writes a space as this character.
 _SPACE = "\u2581"
@@ -67,7 +68,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   Attributes:
     path: The `tokenizer.json`; remote paths such as `gs://` work too.
-    prefix: Text put before every text, such as E5's "query: ".
+    prefix: String put before every text, such as E5's "query: ".
     prompts: Other prefixes by name, such as "document", for `Encoder.encode`.
     tokenizer: Tokenizer to use instead of the file. Imports set this attribute if other files in
       the folder change the tokenizer.
@@ -84,7 +85,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   @property
   def size(self) -> int:
-    """Number of ids, padding included."""
+    """Number of ids, including padding."""
     return self._loaded.size
 
   @property
@@ -108,7 +109,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     """Ids before every text: special tokens, then the tokens of the prefix.
 
     Raises:
-      InputError: the tokens of the prefix depend on the text.
+      InputError: If the tokens of the prefix depend on the text.
     """
     start = len(self._loaded.start_ids)
     unprefixed = self.with_prefix("")._ids(_PROBES)
@@ -138,15 +139,15 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   @functools.cached_property
   def content(self) -> bytes:
-    """Content of the `tokenizer.json`, or of `tokenizer` in this format."""
+    """Content of the `tokenizer.json`, or `tokenizer` converted to this format."""
     if self.tokenizer is not None:
       return self.tokenizer.to_str().encode()
     return input_files.read_bytes(self.path)
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
-    """Returns the ids of every text, without the EOS token. The language has no effect.
+    """Returns the ids for every text, without the EOS token. The language has no effect.
 
-    A blank text gets no ids, not even special tokens, so that training can drop its pair.
+    A blank text has no ids, not even special tokens, so that training can drop the text pair.
     """
     del language
     all_ids = zip(texts, self._ids(texts), strict=True)
@@ -155,13 +156,13 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   def encode(
     self, texts: Sequence[str], max_length: int, language: Languages = None
   ) -> list[list[int]]:
-    """Returns at most `max_length` ids of every text, including special tokens."""
+    """Returns at most `max_length` ids for every text, including special tokens."""
     del language
     eos_id = self.eos_id
     return [vocabularies.cut_with_eos(ids, max_length, eos_id) for ids in self._ids(texts)]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of the ids up to the first EOS token, without padding and special tokens."""
+    """Converts ids up to the first EOS token to text, without padding and special tokens."""
     # Convert `padding_id` back to the tokenizer's id 0. No text contains padding, so nothing is
     # converted in the opposite direction.
     original = [
@@ -170,7 +171,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
     return str(self._loaded.tokenizer.decode(original, skip_special_tokens=True))
 
   def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of every text, with the special tokens before it but without EOS."""
+    """Returns the ids for every text, including the special tokens before the text but not EOS."""
     loaded = self._loaded
     with _package_errors(self.path):
       encodings = loaded.tokenizer.encode_batch_fast([self.prefix + text for text in texts])
@@ -191,7 +192,7 @@ class _Loaded(NamedTuple):
   """A tokenizer and its properties. All ids except `padding_id` are this library's ids.
 
   Attributes:
-    id_map: Maps the tokenizer's ids to this library's ids where they differ.
+    id_map: Maps the tokenizer's ids to this library's ids if the two ids differ.
     start_ids: Special tokens before a text.
   """
 
@@ -206,7 +207,7 @@ class _Loaded(NamedTuple):
 
 @functools.lru_cache(maxsize=4)
 def _parse(path: str, content: bytes) -> _Loaded:
-  """Returns the tokenizer in a file. Results are cached, because large files take a second."""
+  """Parses a tokenizer. Results are cached, because parsing a large file takes a second."""
   with _package_errors(path):
     record = _outline(content)
     return _load(path, tokenizers.Tokenizer.from_str(content.decode()), record)
@@ -284,7 +285,7 @@ def _package_errors(path: str | os.PathLike[str]) -> Iterator[None]:
 def role_prompt(prompts: Mapping[str, str], role: Role) -> str | None:
   """Returns the prompt for queries or documents, or None if no prompt has a name in `ROLES`.
 
-  If several names have a prompt, the first prompt that is not empty wins.
+  If there are several such prompts, the first nonempty prompt is returned.
   """
   present = [prompts[name] for name in ROLES[role] if name in prompts]
   return max(present, key=bool, default=None)
@@ -305,7 +306,7 @@ def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
   """Returns the padding id of a tokenizer.
 
   Some tokenizers have no token that is used only for padding. Qwen, for example, pads with the
-  token that ends texts. In this case, the result is a new id after all tokens.
+  token that ends texts. For these tokenizers, this function returns a new id after all tokens.
   """
   added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
   padding_ids = [int(added[content]) for content in _PADDING if content in added]
@@ -316,20 +317,20 @@ def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
 def trim(
   vocabulary: HuggingFaceVocabulary, texts: Iterable[str]
 ) -> tuple[HuggingFaceVocabulary, list[int]]:
-  """Reduces a vocabulary to the tokens in some texts, which are still tokenized in the same way.
+  """Reduces a vocabulary to the tokens in `texts`. These texts are still tokenized in the same way.
 
-  Special tokens and single-character tokens are also kept. Texts that are not in `texts` are
-  therefore split into more tokens than with the full vocabulary, but rarely into unknown tokens.
+  Special tokens and single-character tokens are also kept, so unseen texts rarely contain unknown
+  tokens. However, unseen texts may be split into more tokens than with the full vocabulary.
 
   Args:
     vocabulary: The full vocabulary, a Unigram or WordPiece tokenizer.
-    texts: The texts, without prefix.
+    texts: The texts, without the prefix.
 
   Returns:
     The reduced vocabulary, and the old id for each new id.
 
   Raises:
-    InputError: the tokenizer is neither Unigram nor WordPiece, or has an unsupported
+    InputError: If the tokenizer is neither Unigram nor WordPiece, or has an unsupported
       post-processor.
   """
   loaded, record = vocabulary._loaded, json.loads(vocabulary.content)
@@ -368,28 +369,28 @@ def trim(
 
 
 def _swap(index: int, pad_id: int) -> int:
-  """Swaps the padding id and 0: converts a tokenizer's id to this library's id, or back."""
+  """Swaps the padding id and 0, to convert a tokenizer's id to this library's id or back."""
   return pad_id if index == arrays.PAD_ID else arrays.PAD_ID if index == pad_id else index
 
 
 def for_static_encoder(
   vocabulary: HuggingFaceVocabulary, texts: Sequence[str] = (), words: int = 0
 ) -> tuple[HuggingFaceVocabulary, list[list[int]]]:
-  """Removes the special tokens of a vocabulary and adds frequent words as tokens.
+  """Removes the special tokens from a vocabulary and adds frequent words as tokens.
 
-  In a Unigram tokenizer, the score of a new word is barely higher than the score of its pieces.
-  Texts that do not contain the word therefore keep their tokens.
+  In a Unigram tokenizer, the score of a new word is barely higher than the score of the word's
+  pieces. Texts that do not contain the word are therefore tokenized as before.
 
   Args:
-    vocabulary: The vocabulary of a transformer encoder. Its prompts are dropped.
-    texts: Texts in which words are counted.
-    words: Number of words to add. The most frequent words with several tokens are chosen.
+    vocabulary: A transformer encoder's vocabulary. Its prompts are dropped.
+    texts: Texts to count words in.
+    words: Number of words to add. The most frequent words that consist of several tokens are added.
 
   Returns:
     The new vocabulary, and a list of old ids for each new token. Added words have several old ids.
 
   Raises:
-    InputError: `words` is positive, but the tokenizer is neither Unigram nor WordPiece.
+    InputError: If `words` is positive, but the tokenizer is neither Unigram nor WordPiece.
   """
   record = json.loads(vocabulary.content) | {"post_processor": None}
   model, padding_id = record["model"], vocabulary.padding_id
@@ -433,7 +434,7 @@ def for_static_encoder(
 def _words(
   tokenizer: tokenizers.Tokenizer, texts: Sequence[str], start: str
 ) -> collections.Counter[tuple[tuple[int, ...], tuple[str, ...]]]:
-  """Counts the words that consist of several tokens. The keys are their ids and tokens."""
+  """Counts the words that consist of several tokens. Each key contains a word's ids and tokens."""
 
   @functools.cache
   def is_of_letters(token: str) -> bool:
@@ -464,10 +465,10 @@ _RENAMED = {"DistilBertTokenizer": _BERT}
 _CLASS_OF = {"bert": _BERT, "distilbert": _BERT, "xlm-roberta": _XLMR, "roberta": _ROBERTA,
              "mpnet": _MPNET, "modernbert": _PLAIN, "qwen3": _QWEN, "gemma3_text": _GEMMA,
              "t5": _T5, "mt5": _T5}  # fmt: skip
-# Models with relative positions. The padding side does not change their vectors.
+# Model types with relative positions. The padding side does not affect their vectors.
 _RELATIVE = ("modernbert", "qwen3", "gemma3_text", "t5", "mt5")
 _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
-# Default special tokens of each class, in the order of `_NAMES`.
+# Default special tokens for each class, in the same order as `_NAMES`.
 _DEFAULTS = {
   _BERT: (None, None, "[UNK]", "[SEP]", "[PAD]", "[CLS]", "[MASK]"),
   _XLMR: ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"),
@@ -477,7 +478,7 @@ _DEFAULTS = {
 }
 # Id of the unknown token in the classes that use Unigram.
 _UNKNOWN_IDS = {_XLMR: 3, _T5: 2}
-# Prefix of the names of T5's sentinel tokens, which mark masked spans, and their default number.
+# Name prefix and default number of T5's sentinel tokens, which mark masked spans.
 _EXTRA, _NUM_EXTRA = "extra_id_", 100
 # Special tokens around a text in classes that ignore the post-processor in `tokenizer.json`.
 _ENDS: dict[str, tuple[str, ...]] = {
@@ -490,7 +491,7 @@ _QWEN_WORDS = (
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BYTE_PAIRS = (_ROBERTA, _QWEN, _GEMMA)
-# Settings that would replace parts of the tokenizer. No known released encoder sets them.
+# Settings that would replace parts of the tokenizer. No known released encoder uses these settings.
 _REPLACEMENTS = (
   "_spm_precompiled_charsmap", "auto_map", "fast_tokenizer_files", "gguf_file",
   "init_inputs", "merges", "model_specific_special_tokens", "post_processor", "processor_class",
@@ -507,8 +508,8 @@ class Settings(msgspec.Struct):
     tokenize_chinese_chars: Whether BERT splits Chinese characters.
     add_prefix_space: Whether XLM-R puts a space before a text.
     model_input_names: The inputs of the model.
-    model_max_length: Maximum number of tokens of a text. A huge number means no limit.
-    max_len: Older name of `model_max_length`.
+    model_max_length: Maximum number of tokens in a text. A huge number means no limit.
+    max_len: Older name for `model_max_length`.
     extra_ids: Number of T5's sentinel tokens.
   """
 
@@ -523,7 +524,7 @@ class Settings(msgspec.Struct):
 
   @property
   def limit(self) -> int | None:
-    """Maximum number of tokens of a text, if set."""
+    """Maximum number of tokens in a text, if set."""
     value = self.model_max_length if self.model_max_length is not None else self.max_len
     return None if value is None else int(min(value, 1 << 31))
 
@@ -536,13 +537,13 @@ def read(
   Args:
     folder: A model folder.
     config: Content of the folder's `config.json`.
-    lowercase: Whether to lowercase texts first (`do_lower_case` of sentence-transformers).
+    lowercase: Whether to lowercase texts first (`do_lower_case` in sentence-transformers).
 
   Returns:
-    The tokenizer, or None if the folder has no `tokenizer.json`; and the settings.
+    The tokenizer and the settings. The tokenizer is None if the folder has no `tokenizer.json`.
 
   Raises:
-    InputError: a file is damaged, or this library does not support a setting. The message names
+    InputError: If a file is damaged, or this library does not support a setting. The message names
       the file or setting.
   """
   path, settings_path = folder / TOKENIZER_FILE, folder / SETTINGS_FILE
@@ -654,7 +655,7 @@ def _token(value: Any) -> tokenizers.AddedToken:
 def _pipeline(
   kind: str, settings: Settings, record: Mapping[str, Any], unknown: str
 ) -> tokenizers.Tokenizer:
-  """Builds the tokenizer of a class, without added tokens and the special tokens around a text.
+  """Builds a tokenizer of class `kind`, without added tokens or special tokens around a text.
 
   Args:
     kind: The tokenizer class.
@@ -713,8 +714,8 @@ def _pipeline(
 # --------------------------------------------------------------------------------------------
 # Writing. A text may contain the string of a special token: "</s>", for example, is often just web
 # page markup. This library's vocabularies tokenize such a string as ordinary text. Exported special
-# tokens therefore start with a space (" </s>"). No text can match them, because the tokenizer first
-# replaces all spaces.
+# tokens therefore start with a space (" </s>"). No text can match these tokens, because the
+# tokenizer first replaces all spaces.
 
 # Matches Σ at the end of a word: a letter precedes it, and no letter follows.
 _FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
@@ -726,7 +727,7 @@ class ExportedTokenizer(NamedTuple):
   Attributes:
     content: Content of `tokenizer.json`.
     padding: The padding token.
-    padding_id: Id of the padding token in the file. In this library, it is 0.
+    padding_id: Id of the padding token in the file (in this library, padding has id 0).
     unknown: The token for unknown text, if any.
     eos: The token after a sentence, if any.
     splits_special_tokens: Whether a special token in a text is tokenized as ordinary text.
@@ -743,7 +744,8 @@ class ExportedTokenizer(NamedTuple):
 def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -> ExportedTokenizer:
   """Returns a tokenizer that produces the ids of a vocabulary, including the EOS token.
 
-  In a test with 50,000 sentences in 112 languages, all ids were equal. The known differences are:
+  In a test with 50,000 sentences in 112 languages, the exported tokenizer produced the same ids as
+  the vocabulary. The ids are known to differ for:
 
   * Capital letters added in Unicode 14 to 17. The package tokenizers lowercases them, but this
     library's `lowercase` does not.
@@ -753,13 +755,14 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
   Args:
     vocabulary: A vocabulary of this library.
     pretokenized: Whether callers will split texts into words before they tokenize them
-      (`vmsst.data.word_splitting.split_words`). A `tokenizer.json` cannot split words itself.
+      (`vmsst.data.word_splitting.split_words`). A `tokenizer.json` cannot describe this word
+      splitting.
 
   Raises:
-    InputError: the file format cannot express the vocabulary.
+    InputError: If the file format cannot express the vocabulary.
   """
   if isinstance(vocabulary, HuggingFaceVocabulary):
-    # Write the imported file back, without its padding and truncation settings.
+    # Write the imported file without its padding and truncation settings.
     record = json.loads(vocabulary.content)
     record["padding"] = record["truncation"] = None
     tokens = {token["id"]: token["content"] for token in record["added_tokens"]}
@@ -785,7 +788,7 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     tokenizer, special = _of_sentencepiece(vocabulary)
   else:
     raise errors.InputError(
-      f"a tokenizer.json cannot express the word splitting of this {type(vocabulary).__name__}; "
+      f"a tokenizer.json cannot split words, as this {type(vocabulary).__name__} requires; "
       "use `vmsst export safetensors`, or pass --pretokenized and split texts with "
       "vmsst.data.word_splitting.split_words before you encode them"
     )
@@ -822,7 +825,7 @@ def described_settings(tokenizer: ExportedTokenizer, max_length: int) -> dict[st
 
 
 def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
-  """Returns the limitations of an exported tokenizer, one per line, for the model card and user."""
+  """Returns an exported tokenizer's limitations, one per line, for the model card and the user."""
   lines = []
   if getattr(vocabulary, "pretokenize", False):
     lines.append(
@@ -834,7 +837,7 @@ def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
 
 
 def _of_bytes(vocabulary: vocabularies.ByteVocabulary) -> tuple[Any, dict[int, str]]:
-  """Returns a tokenizer with one token per byte, and its special tokens by id."""
+  """Returns a tokenizer with one token per byte, and the special tokens by id."""
   special = {0: " <pad>", 1: " </s>", 2: " <unk>"}
   ids = {token: i for i, token in special.items()}
   # ByteLevel maps a visible byte to the character with the same code, and all other bytes to
@@ -854,7 +857,7 @@ def _of_bytes(vocabulary: vocabularies.ByteVocabulary) -> tuple[Any, dict[int, s
 def _of_sentencepiece(
   vocabulary: vocabularies.SentencePieceVocabulary,
 ) -> tuple[Any, dict[int, str]]:
-  """Returns a tokenizer with the pieces of a SentencePiece model, and its special tokens by id."""
+  """Converts a SentencePiece model to a tokenizer; also returns the special tokens by id."""
   # The module creates its classes at run time, so type checkers cannot see them.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model = proto.ModelProto()
@@ -869,15 +872,15 @@ def _of_sentencepiece(
   }.items():
     if is_problem:
       raise errors.InputError(
-        f"the SentencePiece model {vocabulary.path} cannot become a tokenizer.json: {problem}"
+        f"the SentencePiece model {vocabulary.path} cannot be exported as tokenizer.json: {problem}"
       )
   spelled = (kinds.NORMAL, kinds.BYTE)
   names = [x.piece if x.type in spelled else f" {x.piece}" for x in model.pieces]
   special = {
     i: names[i] for i, x in enumerate(model.pieces) if x.type in (kinds.CONTROL, kinds.UNKNOWN)
   }
-  # `Unigram` derives the cost of unknown text from the lowest score of all pieces. SentencePiece
-  # uses the lowest score of normal pieces, so special pieces get this lowest normal score.
+  # `Unigram` derives the cost of unknown text from the lowest score among all pieces. SentencePiece
+  # uses the lowest score among normal pieces, so set the scores of special pieces to that score.
   lowest = min((x.score for x in model.pieces if x.type == kinds.NORMAL), default=0.0)
   scores = [x.score if x.type == kinds.NORMAL else lowest for x in model.pieces]
   unknown = next(i for i, x in enumerate(model.pieces) if x.type == kinds.UNKNOWN)

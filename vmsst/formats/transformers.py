@@ -3,9 +3,10 @@
 An `Architecture` converts a `config.json` to a `TransformerConfig` and back, and maps weights to
 parameters. Tests compare each architecture with the model in transformers.
 
-Exports write a T5 encoder as a `T5EncoderModel`. EMS, XLM-R and other BERT-like encoders become a
-`BertModel`. All other encoders keep their architecture. XLM-R counts positions from 2 and BERT from
-0, so the export drops the unused first rows of the position table. Sentence vectors do not change.
+Exports write a T5 encoder as a `T5EncoderModel`. EMS, XLM-R and other BERT-like encoders are
+written as a `BertModel`. All other encoders keep their architecture. XLM-R numbers positions from
+2, but BERT numbers them from 0, so the export drops the unused first rows of the position table.
+Sentence vectors do not change.
 """
 
 import dataclasses
@@ -27,7 +28,7 @@ _POSITION_TABLE = "encoder/position_embedding"
 _TYPE_TABLE = "encoder/token_type_embedding"
 # Prefixes of weight names in models with a pre-training head.
 _PREFIXES = ("", "bert.", "roberta.", "distilbert.", "mpnet.", "model.")
-# Reasons why some tensors are not imported, by the start of the tensor name.
+# Reasons for not importing some tensors, by the start of the tensor name.
 _LEFT_OUT = {
   **dict.fromkeys(
     ("pooler.", "cls.", "lm_head.", "vocab_", "head.", "decoder."), "not part of the encoder"
@@ -43,7 +44,7 @@ _REQUIRED = {
   "position_embedding_type": "absolute",
   "relative_attention_max_distance": transformer.RELPOS_MAX_DISTANCE,
 }
-# Checkpoints converted from TensorFlow use different names for the weights of norms.
+# Checkpoints converted from TensorFlow use different names for norm weights.
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 T5_MAX_POSITIONS = 1 << 20
 """Maximum number of tokens per sentence. T5 itself has no limit."""
@@ -55,14 +56,14 @@ _Options = TypeVar("_Options")
 
 
 def read_object(path: pathlib.Path, *, if_missing: dict[str, Any] | None = None) -> dict[str, Any]:
-  """Returns the JSON object in a file of a model.
+  """Returns the JSON object in a model file.
 
   Args:
     path: The file.
     if_missing: Result if the file does not exist. If omitted, a missing file is an error.
 
   Raises:
-    InputError: the file is missing or is not a JSON object.
+    InputError: If the file is missing or is not a JSON object.
   """
   if if_missing is not None and not path.is_file():
     return dict(if_missing)
@@ -78,7 +79,7 @@ def check_config(
   options: type[_Options],
   fixed: Mapping[str, Any] | None = None,
 ) -> _Options:
-  """Parses and checks the content of a JSON file. Keys without a field in `options` are ignored.
+  """Parses and checks the content of a JSON file. Keys that `options` has no field for are ignored.
 
   Args:
     path: The file, for messages.
@@ -87,7 +88,7 @@ def check_config(
     fixed: Required values of keys. Keys may be missing.
 
   Raises:
-    InputError: a value is invalid or not supported.
+    InputError: If a value is invalid or not supported.
   """
   try:
     for key, value in (fixed or {}).items():
@@ -99,7 +100,7 @@ def check_config(
 
 
 class _Index(msgspec.Struct):
-  """The index of a sharded model. All shards are in the folder of the index."""
+  """The index of a sharded model. All shards are in the same folder as the index."""
 
   weight_map: dict[str, str]
 
@@ -107,12 +108,12 @@ class _Index(msgspec.Struct):
 def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
   """Opens the weights of a model folder, and returns the tensors by name.
 
-  The weights are read from `model.safetensors`, or from `pytorch_model.bin` (requires torch) if the
-  former does not exist. If a model is sharded, the folder contains an index of its shards instead,
-  such as `model.safetensors.index.json`.
+  The weights are read from `model.safetensors` or, if this file does not exist, from
+  `pytorch_model.bin`, which requires torch. If the model is sharded, its folder contains a list of
+  shards instead, such as `model.safetensors.index.json`.
 
   Raises:
-    InputError: a file is missing or damaged.
+    InputError: If a file is missing or damaged.
   """
   for path in (folder / WEIGHTS_FILE, folder / TORCH_FILE):
     if path.is_file():
@@ -126,7 +127,7 @@ def open_tensors(folder: pathlib.Path) -> dict[str, tensors.StoredTensor]:
         weights |= tensors.open_file(folder / name)
       return weights
   raise errors.InputError(
-    f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE} nor an index of shards"
+    f"{folder} has no weights: neither {WEIGHTS_FILE} nor {TORCH_FILE} nor a list of shards"
   )
 
 
@@ -150,7 +151,7 @@ Epsilon = Annotated[float, msgspec.Meta(gt=0, lt=1)]
 Id = Annotated[int, msgspec.Meta(ge=0)]
 _LayerType = Literal["full_attention", "sliding_attention"]
 _FULL, _LOCAL = "full_attention", "sliding_attention"
-# Keys in `config.json`, by attribute of a TransformerConfig, for most architectures.
+# Keys in `config.json`, by TransformerConfig attribute, for most architectures.
 _NAMES = {
   "emb_dim": "hidden_size",
   "num_heads": "num_attention_heads",
@@ -169,7 +170,7 @@ _RMS = {"layer_norm_eps": "rms_norm_eps"}
 
 
 class _Sizes(msgspec.Struct, kw_only=True, rename=_NAMES):
-  """Sizes that most architectures have, renamed to the attributes of a TransformerConfig."""
+  """Sizes that most architectures have, renamed to match the TransformerConfig attributes."""
 
   vocab_size: Size
   emb_dim: Size
@@ -263,7 +264,7 @@ T5_NAMES = {
   "relpos_buckets": "relative_attention_num_buckets",
   "layer_norm_eps": "layer_norm_epsilon",
 }
-"""Keys in T5's `config.json`, by attribute of a TransformerConfig."""
+"""Keys in T5's `config.json`, by TransformerConfig attribute."""
 
 
 class _T5Options(msgspec.Struct, kw_only=True, rename=T5_NAMES):
@@ -291,9 +292,9 @@ class Table(msgspec.Struct, frozen=True):
   Attributes:
     names: Modules outside the layers. The first is the token table.
     layers: Module name of the list of layers.
-    layer_names: Modules of a layer.
-    stack: Prefix of the names of layer parameters.
-    plus: Constant that the network adds to the scales of norms.
+    layer_names: Modules in a layer.
+    stack: Prefix of layer parameter names.
+    plus: Constant that the network adds to norm scales.
   """
 
   names: Names
@@ -303,7 +304,7 @@ class Table(msgspec.Struct, frozen=True):
   plus: float = 0.0
 
   def rows(self, config: transformer.TransformerConfig) -> list[Row]:
-    """Returns a row for each tensor of a model with this config."""
+    """Returns one row for each tensor in a model with this config."""
     joined, joined_kv = (n * config.head_width for n in (config.num_heads, config.kv_heads))
     width, wide = config.emb_dim, config.mlp_dim
     # Shapes, by the last component of a parameter's name. All other parameters belong to norms.
@@ -349,13 +350,13 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
 
   Attributes:
     name: Class in transformers.
-    model_type: `model_type` of exports.
+    model_type: `model_type` to write in exports.
     options: Type of the options in `config.json`. If TransformerConfig has an equivalent attribute,
       the option has the same name.
     required: Required values of keys in `config.json`, besides `_REQUIRED`.
-    fixed: Attributes of TransformerConfig that are the same for all encoders of this architecture.
-    attributes: Computes the remaining attributes of TransformerConfig from the options.
-    described: Computes the remaining keys of `config.json` from a TransformerConfig.
+    fixed: TransformerConfig attributes that are the same for all encoders with this architecture.
+    attributes: Computes the remaining TransformerConfig attributes from the options.
+    described: Computes the remaining `config.json` keys from a TransformerConfig.
     table: Maps weights to parameters.
   """
 
@@ -369,14 +370,14 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   table: Table
 
   def sizes(self, path: pathlib.Path, record: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the content of a `config.json` to attributes of a TransformerConfig.
+    """Converts the content of a `config.json` to TransformerConfig attributes.
 
     Args:
       path: The file, for messages.
       record: Content of the file.
 
     Raises:
-      InputError: a value is invalid or not supported.
+      InputError: If a value is invalid or not supported.
     """
     # null stands for the default.
     record = {key: value for key, value in record.items() if value is not None}
@@ -403,14 +404,14 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
   def name_tensors(
     self, source_path: pathlib.Path, weights: Mapping[str, tensors.StoredTensor]
   ) -> tuple[dict[str, tensors.StoredTensor], dict[str, str]]:
-    """Selects the encoder's tensors, and gives them the names they have in a model with no head.
+    """Selects the encoder's tensors, and renames them as in a model without a pre-training head.
 
     Args:
       source_path: The source, for messages.
       weights: All tensors by name.
 
     Returns:
-      The encoder's tensors by name, and the reason why each remaining tensor is skipped.
+      The encoder's tensors, and the reasons for skipping all other tensors, by name.
     """
     words = f"{next(iter(self.table.names))}.weight"
     prefix = next((prefix for prefix in _PREFIXES if prefix + words in weights), None)
@@ -460,7 +461,7 @@ BERT = Architecture(
 _ROBERTA = msgspec.structs.replace(
   BERT,
   name="XLMRobertaModel",
-  # RoBERTa counts positions from the row after the padding row.
+  # RoBERTa numbers positions from the row after the padding row.
   attributes=lambda x: {"position_offset": (1 if x.pad_token_id is None else x.pad_token_id) + 1},
 )
 _DISTILBERT = Architecture(
@@ -514,8 +515,7 @@ _MPNET = Architecture(
 def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, Any]:
   """Returns the rotary bases and the indices of the local layers.
 
-  Older files do not list the layer types. In this case, every `full_every`-th layer has full
-  attention.
+  If an older file does not list the layer types, every `full_every`-th layer has full attention.
 
   Args:
     options: The options.
@@ -628,7 +628,7 @@ _GEMMA3 = Architecture(
   name="Gemma3TextModel",
   model_type="gemma3_text",
   options=_Gemma3Options,
-  required={"is_causal": True},  # False is not the same as use_bidirectional_attention
+  required={"is_causal": True},  # False differs from use_bidirectional_attention.
   attributes=lambda x: {
     **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
     "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
@@ -718,7 +718,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 }
 """Supported architectures, by `model_type` in transformers."""
 
-# Attributes of a TransformerConfig that a `config.json` does not determine.
+# TransformerConfig attributes that a `config.json` does not determine.
 _NUMERICS = ("vocab_size", "initializer_std", "dropout_rate", "dtype", "remat", "scan_layers")
 
 
@@ -728,7 +728,7 @@ def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture
   An architecture fits if its `config.json` converts back to the same TransformerConfig.
 
   Raises:
-    InputError: no architecture computes the same function.
+    InputError: If no architecture computes the same function.
   """
   numerics = {name: getattr(config, name) for name in _NUMERICS}
   for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, T5):
@@ -743,13 +743,13 @@ def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture
     same_heads = (read.kv_heads, read.head_width) == (config.kv_heads, config.head_width)
     if same_heads and read == resolved:
       return architecture, record
-  raise errors.InputError("transformers has no model with the options of this TransformerConfig")
+  raise errors.InputError("transformers has no model that matches this TransformerConfig")
 
 
 def exported_config(config: Any) -> transformer.TransformerConfig:
   """Returns the config of an equivalent network that transformers supports.
 
-  A T5Config becomes a TransformerConfig. XLM-R and EMS become BERT.
+  A T5Config is converted to a TransformerConfig. XLM-R and EMS are converted to BERT.
   """
   if isinstance(config, t5.T5Config):
     return transformer.TransformerConfig(
@@ -783,7 +783,7 @@ def describe(config: Any, padding_id: int) -> dict[str, Any]:
     padding_id: The tokenizer's padding id.
 
   Raises:
-    InputError: transformers has no such encoder.
+    InputError: If transformers has no such encoder.
   """
   architecture, record = architecture_of(exported_config(config))
   if isinstance(config, t5.T5Config):
@@ -809,7 +809,8 @@ def to_tensors(
   Args:
     config: A T5Config or a TransformerConfig.
     params: Parameters of the encoder by name. Layers may be scanned.
-    padding_id: The tokenizer's padding id. Its row of the token table is swapped with row 0.
+    padding_id: The tokenizer's padding id. The row with this id is swapped with row 0 of the token
+      table.
   """
   exported = exported_config(config)
   architecture, _ = architecture_of(exported)
@@ -828,14 +829,14 @@ def to_tensors(
 
 
 def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
-  """Reads the exact parameters of an export. Inverse of `to_tensors`.
+  """Reads the parameters of an export, exactly as before the export. Inverse of `to_tensors`.
 
   Args:
-    folder: The folder of the export.
+    folder: The export's folder.
     config: The network config in the export's `encoder.json`.
 
   Raises:
-    InputError: a file is missing or damaged.
+    InputError: If a file is missing or damaged.
   """
   exported = exported_config(config)
   weights = open_tensors(folder)
@@ -850,7 +851,7 @@ def read_params(folder: pathlib.Path, config: Any) -> dict[str, np.ndarray]:
 
 
 def layer_rows(network: sentence_encoder.SentenceEncoder) -> list[list[Row]]:
-  """Returns the table of each layer after the pooling. It is empty if the layer has no weights."""
+  """Returns one table for each layer after the pooling, empty if the layer has no weights."""
   rows = []
   for (name, layer), width in zip(network.layers.items(), network.widths, strict=False):
     if isinstance(layer, sentence_encoder.Dense):

@@ -1,8 +1,8 @@
 """Reads and unpacks untrusted archives with bounded memory.
 
-Damaged zip archives and gzipped files are read up to the damage, and each damaged line becomes a
-`BadLine`. Reading does not write to disk. `unpack` writes all requested members into a folder, or
-none of them.
+Damaged zip archives and gzipped files are read up to the damage. Each invalid line is replaced by a
+`BadLine`. Reading does not write to disk. `unpack` writes either all requested members into a
+folder or none of them.
 """
 
 import contextlib
@@ -27,16 +27,17 @@ from vmsst.io import input_files
 LINE_BYTES = 1 << 20
 """Maximum length of a line; `lines` yields a `BadLine` for each longer line."""
 
-# Bytes per read. If compressed data is damaged, at most this many intact bytes are lost.
+# Number of bytes per read. If compressed data is damaged, at most this many intact bytes before the
+# damage are lost.
 _PIECE_BYTES = 1 << 15
 
 
 class DamagedError(Exception):
-  """The rest of a file cannot be read. The message gives the reason without the file name."""
+  """Raised when the rest of a file cannot be read. The message does not contain the file name."""
 
 
 class BadLine(str):
-  """Placeholder for a line that cannot be read. The string gives the reason."""
+  """Placeholder for an invalid line. The string contains the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ def members(path: str) -> list[Member]:
   """Returns the members of a zip archive.
 
   Raises:
-    DamagedError: the file is not a zip archive, is truncated or cannot be read.
+    DamagedError: If the file is not a zip archive, is truncated or cannot be read.
   """
   with _damage(), storage.open_binary(path) as stream, zipfile.ZipFile(stream) as archive:
     return [Member(path, info.filename) for info in archive.infolist() if not info.is_dir()]
@@ -69,8 +70,8 @@ def member_chunks(member: Member) -> Iterator[bytes]:
   """Yields the content of a member in pieces.
 
   Raises:
-    DamagedError: the rest of the member cannot be read. All content before the damage has already
-      been yielded.
+    DamagedError: If the rest of the member cannot be read. All content before the damage has
+      already been yielded.
   """
   with (
     _damage(),
@@ -98,7 +99,7 @@ def _damage() -> Iterator[None]:
   """Converts exceptions from the standard library's readers to DamagedError."""
   try:
     yield
-  except errors.InputError:  # raised for object stores
+  except errors.InputError:  # Reading from an object store can raise InputError.
     raise
   except EOFError:
     raise DamagedError("truncated") from None
@@ -116,13 +117,14 @@ def _pieces(stream: Any) -> Iterator[bytes]:
 
 
 def lines(chunks: Iterable[bytes]) -> Iterator[str]:
-  """Yields the lines of UTF-8 text without line ends.
+  """Yields the lines in UTF-8 text, without line endings.
 
-  Lines end at LF or CR LF. A byte order mark at the start is dropped. A line that is not UTF-8,
-  contains NUL or exceeds LINE_BYTES becomes a `BadLine`.
+  Lines end with LF or CR LF. A byte order mark at the start is dropped. A line that is not UTF-8,
+  contains NUL or exceeds LINE_BYTES is replaced by a `BadLine`.
 
   Raises:
-    DamagedError: raised by `chunks`. In this case, the incomplete last line is not yielded.
+    DamagedError: If reading from `chunks` raises DamagedError. In this case, the incomplete last
+      line is not yielded.
   """
   remainder, first = b"", True
   for chunk in chunks:
@@ -160,7 +162,7 @@ def _decode_lines(block: bytes) -> Iterator[str]:
 def unpack(
   archive: pathlib.Path, folder: pathlib.Path, choose: Callable[[str], str | None], max_bytes: int
 ) -> list[pathlib.Path]:
-  """Unpacks the chosen members of an archive into a folder. Writes all of them or none.
+  """Unpacks selected members of an archive into a folder. Writes either all of them or none.
 
   Members are first written to a temporary subfolder and renamed into place at the end. Links and
   other special members of a tar archive are skipped.
@@ -175,9 +177,9 @@ def unpack(
     The paths of the unpacked files, in archive order.
 
   Raises:
-    InputError: the archive is damaged, contains none of the chosen members, exceeds `max_bytes`,
-      contains the same path twice, or contains a path that leads out of the folder. Also if a file
-      already exists with different content, or if the disk is full.
+    InputError: If the archive is damaged, contains none of the selected members, exceeds
+      `max_bytes`, contains the same path twice, or contains a path outside the folder. If a file
+      already exists with different content, or the disk is full.
   """
   input_files.check(archive)
   folder.mkdir(parents=True, exist_ok=True)
@@ -190,8 +192,8 @@ def unpack(
         path, max_bytes = pathlib.Path(stage, target), max_bytes - size
         if max_bytes < 0 or not path.resolve().is_relative_to(pathlib.Path(stage).resolve()):
           raise errors.InputError(
-            f"{archive}: untrusted: the path {name!r} leads out of the folder, or the archive "
-            "contains more bytes than expected; nothing was unpacked"
+            f"{archive}: not safe to unpack: the path {name!r} is outside the folder, or the "
+            "archive contains more bytes than expected; nothing was unpacked"
           )
         path.parent.mkdir(parents=True, exist_ok=True)
         with open_member() as stream, path.open("xb") as out:
@@ -206,21 +208,21 @@ def unpack(
         os.replace(pathlib.Path(stage, name), folder / name)
   except errors.InputError:
     raise
-  except Exception as error:  # zipfile and tarfile raise many exception types for damaged archives
+  except Exception as error:  # Damaged archives raise many different exceptions.
     raise errors.InputError(
       f"{archive}: cannot be unpacked into {folder} ({input_files.reason(error)}); fix this "
-      "problem, or remove the archive if it is damaged, to download it again"
+      "problem; if the archive is damaged, remove it to download it again"
     ) from None
   finally:
-    with contextlib.suppress(OSError):  # raised if the folder is not empty
+    with contextlib.suppress(OSError):  # The folder may not be empty.
       folder.rmdir()
   return [folder / name for name in names]
 
 
 def _sized_members(archive: pathlib.Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
-  """Yields the name and size of each file, and a function that opens it.
+  """Yields the name and size of each file, and a function that opens the file.
 
-  zipfile and tarfile never read more bytes than this size.
+  zipfile and tarfile never read more bytes from a file than this size.
   """
   if archive.suffix == ".zip":
     with zipfile.ZipFile(archive) as zipped:

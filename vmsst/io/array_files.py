@@ -1,7 +1,7 @@
 """Reads and writes .npy and .npz files, and keeps arrays larger than memory in temporary files.
 
-Temporary files have no name and are deleted together with their arrays. The operating system caches
-these files in memory. Small arrays are not stored in files.
+A temporary file has no name and is deleted when its array is no longer used. The operating system
+caches temporary files in memory. Small arrays stay in memory and need no file.
 """
 
 import functools
@@ -23,7 +23,7 @@ _AGAIN = "delete the folder and embed again"
 
 
 def header(shape: tuple[int, ...], dtype: str) -> bytes:
-  """Returns the header of a .npy file. The size of the header does not depend on the row count.
+  """Returns the header for a .npy file. The header size does not depend on the number of rows.
 
   Args:
     shape: Shape of the array, rows first.
@@ -37,7 +37,7 @@ def header(shape: tuple[int, ...], dtype: str) -> bytes:
 
 
 def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) -> np.ndarray:
-  """Checks vectors and converts them to the storage format: rows of little-endian numbers.
+  """Checks vectors, and converts them to the storage format (little-endian rows).
 
   Args:
     vectors_ND: The vectors.
@@ -46,7 +46,7 @@ def checked_rows(vectors_ND: Any, dimension: int, dtype: str, first: int = 0) ->
     first: Row number of the first vector, for error messages.
 
   Raises:
-    InputError: the shape is not [N, dimension], or a value is not finite in this dtype.
+    InputError: If the shape is not [N, dimension], or a value is not finite in this dtype.
   """
   with np.errstate(over="ignore"):
     array_ND = np.ascontiguousarray(vectors_ND, np.dtype(dtype).newbyteorder("<"))
@@ -70,11 +70,11 @@ def write(
   Args:
     path: The file.
     shape: Shape of the array.
-    windows: Arrays [B, D] of consecutive rows. D is the size of the last axis in `shape`.
+    windows: Arrays of consecutive rows, each [B, D], where D is the last size in `shape`.
     dtype: float32 or float16.
 
   Raises:
-    InputError: a window has an unexpected width, or a value is not finite.
+    InputError: If a window has an unexpected width, or a value is not finite.
   """
   row = 0
   with open(path, "wb") as file:
@@ -89,20 +89,19 @@ def map_file(path: str | os.PathLike[str]) -> np.memmap:
   input_files.check(path)
   try:
     return np.lib.format.open_memmap(path, mode="r")
-  except Exception as error:  # NumPy raises various exceptions for damaged files
-    raise errors.InputError(f"{path}: not a NumPy file of vectors: {error}") from None
+  except Exception as error:  # Damaged files raise various exceptions.
+    raise errors.InputError(f"{path}: not a NumPy file with vectors: {error}") from None
 
 
 def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.memmap:
-  """Opens a float32 .npy file of vectors as a read-only memory map.
+  """Opens a .npy file with float32 vectors as a read-only memory map.
 
   Args:
     path: The file.
-    shape: Required shape. In a shape such as ("lines", 2, "D"), axes with a name can have any
-      size.
+    shape: Required shape, such as ("lines", 2, "D"). A named axis can have any size.
 
   Raises:
-    InputError: the file cannot be read, is not a NumPy file, or contains an array with an
+    InputError: If the file cannot be read, is not a NumPy file, or contains an array with an
       unexpected shape or dtype.
   """
   array = map_file(path)
@@ -119,14 +118,14 @@ def open_mapped(path: str | os.PathLike[str], shape: Sequence[int | str]) -> np.
 
 
 def read_shard(path: str, sha256: str) -> np.ndarray:
-  """Returns the vectors in a file: a memory map if the file is local, an array if it is in a store.
+  """Reads vectors from a file. Local files are memory-mapped; files in a store are downloaded.
 
   Args:
     path: The file.
     sha256: Required checksum. It is verified only if the file is in an object store.
 
   Raises:
-    InputError: the file cannot be read, or its checksum does not match.
+    InputError: If the file cannot be read, or its checksum does not match.
   """
   if storage.is_url(path):
     return np.load(io.BytesIO(_download(path, sha256)), allow_pickle=False)
@@ -134,7 +133,7 @@ def read_shard(path: str, sha256: str) -> np.ndarray:
 
 
 def read_rows(url: str, shape: tuple[int, int], dtype: str, row_P: np.ndarray) -> np.ndarray:
-  """Reads the rows `row_P` of a .npy file in an object store, without downloading all rows."""
+  """Reads the rows with the indices `row_P` from a .npy file in an object store."""
   little_endian = np.dtype(dtype).newbyteorder("<")
   size = shape[1] * little_endian.itemsize
   starts = len(header(shape, dtype)) + row_P * size
@@ -151,7 +150,7 @@ def _download(url: str, sha256: str) -> bytes:
 
 
 def read(path: str | os.PathLike[str]) -> Any:
-  """Returns the array of a .npy file, or the arrays of a .npz file by name."""
+  """Returns the array in a .npy file, or all arrays in a .npz file by name."""
   with storage.open_binary(path) as stream:  # np.load cannot open files in object stores
     return np.load(io.BytesIO(stream.read()), allow_pickle=False)
 
@@ -188,7 +187,7 @@ def concatenate(blocks: Iterable[np.ndarray], dtype: npt.DTypeLike) -> np.ndarra
 
 
 def _map(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
-  """Returns the content of a file as an array: a copy if it is small, otherwise a memory map."""
+  """Returns a file's content as an array: a copy if the file is small, otherwise a memory map."""
   file.flush()
   size = os.fstat(file.fileno()).st_size
   if size <= _IN_MEMORY:
@@ -198,7 +197,7 @@ def _map(file: IO[bytes], dtype: np.dtype) -> np.ndarray:
 
 
 def descending_keys(score_N: np.ndarray) -> np.ndarray:
-  """Maps float64 scores to uint64 keys in the opposite sort order. Inverse of `scores`."""
+  """Maps float64 scores to uint64 keys that sort in the opposite order. Inverse of `scores`."""
   bits_N = (np.asarray(score_N, np.float64) + 0.0).view(np.uint64)  # Adding 0 turns -0 into 0.
   return np.where(bits_N >> np.uint64(63), bits_N, ~(bits_N | np.uint64(1 << 63)))
 

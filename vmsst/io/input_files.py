@@ -1,4 +1,4 @@
-"""Reads untrusted files. Rejects pipes and devices, because reading them can hang."""
+"""Reads untrusted files. Rejects pipes and devices, because reading from them can hang."""
 
 import hashlib
 import json
@@ -19,10 +19,11 @@ def check(path: str | os.PathLike[str]) -> None:
     return
   try:
     mode = os.stat(path).st_mode
-  except (OSError, ValueError) as error:  # ValueError: the path contains NUL or a lone surrogate
+  # A path with NUL or a lone surrogate raises ValueError.
+  except (OSError, ValueError) as error:
     raise errors.InputError(f"{path}: cannot be read: {reason(error)}") from None
   if not stat.S_ISREG(mode):
-    raise errors.InputError(f"{path}: not a file; give the path of a file")
+    raise errors.InputError(f"{path}: not a file; pass the path of a file")
 
 
 def read_bytes(path: str | os.PathLike[str], max_bytes: int = -1) -> bytes:
@@ -33,7 +34,7 @@ def read_bytes(path: str | os.PathLike[str], max_bytes: int = -1) -> bytes:
     max_bytes: Maximum number of bytes to read (default: all).
 
   Raises:
-    InputError: the file is missing, is not a regular file, or cannot be read.
+    InputError: If the file is missing, is not a regular file, or cannot be read.
   """
   check(path)
   try:
@@ -50,7 +51,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
     path: A file, local or in an object store.
 
   Raises:
-    InputError: the file is missing, is a folder, pipe or device, or cannot be read.
+    InputError: If the file is missing, is a folder, pipe or device, or cannot be read.
   """
   check(path)
   with storage.open_binary(path) as file:
@@ -58,7 +59,7 @@ def sha256(path: str | os.PathLike[str]) -> str:
 
 
 def check_sha256(path: str | os.PathLike[str], digest: str, fix: str) -> None:
-  """Raises InputError if the SHA-256 of a file is not `digest`. The message ends with `fix`."""
+  """Raises InputError if a file's SHA-256 differs from `digest`. The message ends with `fix`."""
   if sha256(path) != digest:
     raise errors.InputError(f"{path} is damaged: it has changed since it was written; {fix}")
 
@@ -72,12 +73,13 @@ def parse_json(content: str | bytes, source: str) -> Any:
   """Parses JSON; raises InputError if the JSON is invalid. The message starts with `source`."""
   try:
     return json.loads(content)
-  except (ValueError, RecursionError) as error:  # also raised for huge numbers and deep nesting
+  # Huge numbers and deep nesting also raise these exceptions.
+  except (ValueError, RecursionError) as error:
     raise errors.InputError(f"{source}: not JSON: {error}") from None
 
 
 def is_text(value: Any) -> bool:
-  """Returns whether a value is a string that UTF-8 can encode, so has no lone surrogates."""
+  """Returns whether a value is a string without lone surrogates, so that UTF-8 can encode it."""
   if not isinstance(value, str):
     return False
   try:
@@ -88,10 +90,10 @@ def is_text(value: Any) -> bool:
 
 
 def shown(value: Any) -> str:
-  """Formats a value from a file for a message, as a Python literal. Long values are shortened."""
+  """Formats a value as a Python literal for use in messages. Long values are shortened."""
   return _SHORT.repr(value)
 
 
 def reason(error: Exception) -> str:
-  """Returns the message of an operating system error, without the path."""
+  """Returns an operating system error's message, without the path."""
   return getattr(error, "strerror", None) or str(error)

@@ -1,4 +1,4 @@
-"""Reads and compares job records (`job.json`): the inputs, options and finished parts of jobs.
+"""Reads and compares job records (`job.json`): a job's inputs, options and finished parts.
 
 Inputs and options are JSON values. An input, such as an encoder or a text, is an object with a
 `digest` of its content and a readable `name`. The digest identifies the input, so a file may be
@@ -24,9 +24,9 @@ class Part(msgspec.Struct, frozen=True):
   """A finished part of the output.
 
   Attributes:
-    bytes: Size of the part's file.
+    bytes: Size of the part's file in bytes.
     sha256: SHA-256 of the part's file.
-    key: Identifies the inputs of the part; see `vmsst.jobs.job.Task`.
+    key: Identifies the part's inputs; see `vmsst.jobs.job.Task`.
     facts: JSON object returned by the function that wrote the part.
   """
 
@@ -55,7 +55,7 @@ class Record(msgspec.Struct, frozen=True):
 
   @property
   def settings(self) -> dict[str, Any]:
-    """Inputs and options together."""
+    """All inputs and options by name."""
     return {**self.inputs, **self.options}
 
 
@@ -67,7 +67,7 @@ def read(folder: str | os.PathLike[str], fix: str = "delete the folder and start
     fix: How to fix a missing or damaged record, for the error message.
 
   Raises:
-    InputError: the record is missing or damaged, or the job is not finished.
+    InputError: If the record is missing or damaged, or the job is not finished.
   """
   if not storage.is_file(path := os.path.join(folder, NAME)):
     if storage.is_file(os.path.join(folder, storage.UNFINISHED, NAME)):
@@ -85,13 +85,13 @@ def parse(path: str, fix: str) -> Record:
 
 
 def digest(*values: object) -> str:
-  """Returns a hash of JSON values."""
+  """Returns a hash of the JSON values."""
   content = json.dumps(values, ensure_ascii=False, sort_keys=True)
   return hashlib.sha256(content.encode(errors="backslashreplace")).hexdigest()[:32]
 
 
 def identity(value: Any) -> Any:
-  """Drops the names of inputs with a digest, so that inputs with equal content are equal."""
+  """Drops the names of inputs with a digest, so that inputs with the same content compare equal."""
   if isinstance(value, Mapping):
     ignored = {"name"} if value.get("digest") else set()
     return {name: identity(item) for name, item in value.items() if name not in ignored}
@@ -99,7 +99,7 @@ def identity(value: Any) -> Any:
 
 
 def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-  """Describes how the current settings differ from the recorded settings; "" if all are equal."""
+  """Describes how the current settings differ from the recorded ones; returns "" if they match."""
   return "; ".join(
     f"{name} is {_shown(recorded.get(name))}, not {_shown(current.get(name))}"
     for name in dict.fromkeys((*recorded, *current))

@@ -1,8 +1,8 @@
 """Progress bars, and a watchdog that ends a command that makes no progress.
 
-Without a watchdog, a job that hangs on a file system would occupy its machines until somebody
-notices. `watchdog` sets a time limit. Each step or batch calls `alive` to reset the watchdog timer,
-and each progress bar update resets the timer too.
+Without a watchdog, a job that waits for an unresponsive file system would occupy its machines until
+somebody notices. `watchdog` sets a time limit. Each step or batch calls `alive` to reset the
+watchdog timer. Each progress bar update also resets the timer.
 """
 
 import contextlib
@@ -17,17 +17,17 @@ from typing import Any, Literal
 import tqdm
 
 LINE_SECONDS = 15.0
-"""Seconds between two progress lines outside of a terminal."""
+"""Seconds between progress lines if standard error is not a terminal."""
 
 _where: Literal["terminal", "anywhere", "nowhere"] = "terminal"
 
 
 @contextlib.contextmanager
 def shown(scope: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
-  """Sets where bars are shown inside the context. By default, bars are shown only on terminals.
+  """Context manager that sets where progress bars are shown (by default, only on terminals).
 
-  If a bar sets `disable`, only the scope "nowhere" affects it. On a terminal, a bar updates one
-  line. Elsewhere, a bar prints a new line every 15 seconds.
+  If a bar is created with `disable`, this argument overrides every scope except "nowhere". On a
+  terminal, a bar updates one line. Elsewhere, a bar prints a new line every 15 seconds.
   """
   global _where
   before, _where = _where, scope
@@ -44,7 +44,7 @@ def note(line: str) -> None:
 
 
 _outer: list["Bar"] = []
-"""The outer bar, if any. Updates of all other bars advance the outer bar too."""
+"""The outer bar, if any. Updates to any other bar also advance the outer bar."""
 
 
 class Bar(tqdm.tqdm):
@@ -54,11 +54,12 @@ class Bar(tqdm.tqdm):
     """Creates a bar.
 
     Args:
-      *args: Arguments of tqdm.
+      *args: Positional arguments for tqdm.
       disable: Whether to hide the bar (default: see `shown`).
-      lines: Whether to print lines outside of a terminal even if `disable` is False.
-      **options: Options of tqdm. There is one additional option, `outer`. If it is true, updates
-        of all other bars, such as an encoder's bar, advance this bar until it is closed.
+      lines: Whether to print lines if standard error is not a terminal, even if `disable` is set.
+      **options: Keyword arguments for tqdm, and the additional option `outer`. If `outer` is true,
+        updates to any other bar, such as an encoder's bar, also advance this bar until this bar is
+        closed.
     """
     is_terminal = sys.stderr is not None and sys.stderr.isatty()
     self._lines = not is_terminal and (lines or disable is None)
@@ -88,7 +89,7 @@ class Bar(tqdm.tqdm):
 
 
 VARIABLE = "VMSST_WATCHDOG_MINUTES"
-"""Environment variable that overrides the time limit of all commands; 0 disables the watchdog."""
+"""Environment variable that overrides the time limit for all commands; 0 disables the watchdog."""
 _limit_s = 0.0
 _armed_at = 0.0
 
@@ -98,7 +99,8 @@ def alive() -> None:
   global _armed_at
   # Reset the timer rarely, because faulthandler starts a new thread each time.
   if _limit_s and time.monotonic() - _armed_at > _limit_s / 20:
-    faulthandler.dump_traceback_later(_limit_s, exit=True, file=2)  # file 2 is standard error
+    # File descriptor 2 is standard error.
+    faulthandler.dump_traceback_later(_limit_s, exit=True, file=2)
     _armed_at = time.monotonic()
 
 
@@ -107,7 +109,8 @@ def watchdog(minutes: float) -> Iterator[None]:
   """Prints all stack traces and exits with status 1 if `alive` is not called within a time limit.
 
   Args:
-    minutes: Time limit; 0 disables the watchdog. The environment variable overrides this value.
+    minutes: Time limit; 0 disables the watchdog. The environment variable `VARIABLE` overrides this
+      time limit.
   """
   global _limit_s, _armed_at
   _limit_s, _armed_at = 60 * float(os.environ.get(VARIABLE) or minutes), 0.0

@@ -1,7 +1,7 @@
 """Reads plain or gzipped (`.gz`) text files; errors name the file and the line.
 
 `read_lines` yields lines. `read_texts` yields one text per line: the whole line, one TSV column, or
-one value of a JSON object. `cut` divides files into spans of lines, so that each process can read
+one value in a JSON object. `cut` divides files into spans of lines, so that each process can read
 its own span.
 """
 
@@ -31,28 +31,30 @@ new_digest = functools.partial(hashlib.blake2b, digest_size=16)
 
 
 def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
-  """Yields the lines of a plain or gzipped UTF-8 text file, without line ends.
+  """Yields the lines of a plain or gzipped UTF-8 text file, without line endings.
 
-  Lines end at LF. A byte order mark at the start of the file is removed, and so is every CR,
-  because TensorFlow removes them too when it streams the file.
+  Lines end with LF. A byte order mark at the start of the file and all CR characters are removed,
+  because TensorFlow also removes them when it streams the file.
 
   Args:
     path: The file.
-    digest: Required `new_digest` of the content (default: any).
+    digest: Expected hash of the content, computed with `new_digest`. If omitted, the content is not
+      checked.
 
   Raises:
-    InputError: the file cannot be read, is truncated, is not UTF-8, or contains a line longer than
-      `LINE_BYTES`. Also, after the last line, if the content does not match `digest`.
+    InputError: If the file cannot be read, is truncated, is not UTF-8, or contains a line longer
+      than `LINE_BYTES`. If the content does not match `digest`, the error is raised after the last
+      line.
   """
   for number, raw in enumerate(read_chunks(path, lines=True, digest=digest), 1):
     yield _decode(raw, path, number)
 
 
 def check_not_empty(path: str) -> None:
-  """Raises InputError if a text file cannot be read or is empty. Skips `-` and pipes."""
+  """Raises InputError if a text file cannot be read or is empty. Does not check `-` and pipes."""
   is_pipe = path == "-" or pathlib.Path(path).is_fifo()
   if not is_pipe and next(read_lines(path), None) is None:
-    raise errors.InputError(f"{path}: empty; give a text with at least one line")
+    raise errors.InputError(f"{path}: empty; pass a file with at least one line")
 
 
 def read_chunks(
@@ -62,7 +64,7 @@ def read_chunks(
 
   Args:
     path: The file.
-    lines: Whether each chunk is one line, including the line end.
+    lines: Whether each chunk is one line, including the line ending.
     offset: Position of the first byte to read.
     digest: As in `read_lines`.
   """
@@ -81,7 +83,8 @@ def read_chunks(
     while True:
       try:
         chunk = stream.readline(LINE_BYTES + 1) if lines else stream.read(_CHUNK_BYTES)
-      except (EOFError, zlib.error, OSError, errors.InputError) as error:  # the last from a store
+      # Reading from an object store can raise InputError.
+      except (EOFError, zlib.error, OSError, errors.InputError) as error:
         raise errors.InputError(
           f"{path}: cannot be read after line {number}: {error}; copy it again if it is damaged"
         ) from None
@@ -96,11 +99,11 @@ def read_chunks(
         current.update(chunk)
       yield chunk
   if digest and current.hexdigest() != digest:
-    raise errors.InputError(f"{path} has changed since the work on it started; start over")
+    raise errors.InputError(f"{path} has changed since it was first read; start over")
 
 
 def _decode(raw: bytes, path: str, number: int) -> str:
-  """Decodes a line and removes its end; raises InputError if it is not UTF-8."""
+  """Decodes a line and removes its line ending; raises InputError if the line is not UTF-8."""
   try:
     text = raw.decode("utf-8")
   except UnicodeDecodeError as error:
@@ -143,11 +146,11 @@ def is_number(text: str) -> bool:
 def begin_with_scores(lines: Iterable[str]) -> bool:
   """Returns whether the first column of a TSV file contains scores, as in `vmsst mine` output.
 
-  Only the first 1,000 lines are examined. The result is True if at least 80% of the lines with a
-  TAB begin with a number.
+  Only the first 1,000 lines are examined. The function returns True if at least 80% of the lines
+  that contain a TAB begin with a number.
   """
   cells = []
-  with contextlib.suppress(archives.DamagedError):  # reported when the whole file is read
+  with contextlib.suppress(archives.DamagedError):  # The caller reports damage later.
     for line in itertools.islice(lines, _SAMPLE):
       cell, tab, _ = line.partition("\t")
       cells += [cell] if tab else []
@@ -163,10 +166,10 @@ def default_field(path: str, number: int = 0) -> str | None:
 
   Args:
     path: The file.
-    number: 0 if each line has one text; 1 for the source of a pair, 2 for the target.
+    number: 0 if each line contains one text; 1 for the source of a pair, 2 for the target.
 
   Raises:
-    InputError: the file cannot be read. Only files with columns are read.
+    InputError: If the file has columns and cannot be read. Files without columns are not read.
   """
   name = path.removesuffix(".gz")
   if name.endswith(".jsonl"):
@@ -181,14 +184,14 @@ def read_texts(path: str, field: str | None = None, digest: str | None = None) -
 
   Args:
     path: The file.
-    field: A column number in a TSV file, counted from 1, or a key of the JSON object in each line.
-      In a `.jsonl` file, a number is a key too. If omitted, each line is a text.
+    field: A column number in a TSV file, counted from 1, or a key in the JSON object on each line.
+      In a `.jsonl` file, a number is also treated as a key. If omitted, each line is a text.
     digest: As in `read_lines`.
 
   Raises:
-    InputError: the file cannot be read, does not match the digest, is a `.csv` file, or is a
-      `.json` file and `field` is omitted. Also if a line lacks the column, or is not a JSON object
-      with a string under the key.
+    InputError: If the file cannot be read, does not match the digest, is a `.csv` file, or is a
+      `.json` file and `field` is omitted. If a line lacks the column, or is not a JSON object with
+      a string under the key.
   """
   return texts(read_lines(path, digest), path, field)
 
@@ -203,7 +206,7 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
     first: Number of the first line.
 
   Raises:
-    InputError: see `read_texts`.
+    InputError: See `read_texts`.
   """
   kind = os.path.splitext(name.removesuffix(".gz"))[1].lower()
   if kind == ".csv" or (kind == ".json" and field is None):
@@ -233,14 +236,14 @@ def texts(lines: Iterable[str], name: str, field: str | None, first: int = 1) ->
 
 
 def read_records(path: str | os.PathLike[str], kind: type[_Record]) -> Iterator[_Record]:
-  """Yields the object in each line of a JSON Lines file; see `records`."""
+  """Decodes the JSON object on each line of a JSON Lines file; see `records`."""
   return records(read_lines(os.fspath(path)), kind, os.fspath(path))
 
 
 def records(
   lines: Iterable[str], kind: type[_Record], name: str, first: int = 1
 ) -> Iterator[_Record]:
-  """Decodes the JSON object in each line.
+  """Decodes the JSON object on each line.
 
   Args:
     lines: The lines.
@@ -249,9 +252,9 @@ def records(
     first: Number of the first line.
 
   Raises:
-    InputError: a line is not JSON, or its object does not match the type.
+    InputError: If a line is not JSON, or its object does not match the type.
   """
-  import msgspec  # imported here, because the command line imports this module for `--help`
+  import msgspec  # A late import keeps `--help` fast.
 
   decoder = msgspec.json.Decoder(kind)
   for number, line in enumerate(lines, first):
@@ -289,15 +292,16 @@ class Span(NamedTuple):
     return f"{self.name}, lines {self.first:,} to {self.first + self.lines - 1:,}"
 
   def read(self) -> list[str]:
-    """Returns the lines without line ends, like `read_lines`.
+    """Returns the lines without line endings, like `read_lines`.
 
     Raises:
-      InputError: the file cannot be read, has changed, is not UTF-8, or contains too long a line.
+      InputError: If the file cannot be read, has changed, is not UTF-8, or contains a line that is
+        too long.
     """
     lines = itertools.islice(read_chunks(self.path, lines=True, offset=self.offset), self.lines)
     raw = list(lines)
     if new_digest(b"".join(raw)).hexdigest() != self.digest:
-      raise errors.InputError(f"{self.name} has changed since the work on it started; start over")
+      raise errors.InputError(f"{self.name} has changed since it was first read; start over")
     return [_decode(line, self.name, number) for number, line in enumerate(raw, self.first)]
 
 
@@ -306,8 +310,9 @@ class Cut(NamedTuple):
 
   Attributes:
     spans: The spans. Each span lies within one file.
-    identity: JSON object that identifies the texts: their `name`, the number of `lines`, and the
-      `digest`, a hash of the concatenated texts. A text and its gzipped copy have the same digest.
+    identity: JSON object that identifies the texts. Its keys are `name`, `lines` (the number of
+      lines) and `digest` (a hash of the concatenated texts). A text and its gzipped copy have the
+      same digest.
   """
 
   spans: list[Span]
@@ -322,12 +327,12 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
     lines: Maximum lines per span.
 
   Raises:
-    InputError: a file cannot be read, a line is too long, or all files are empty.
+    InputError: If a file cannot be read, a line is too long, or all files are empty.
   """
   spans: list[Span] = []
   total, raw = new_digest(), b"\n"
   for path in paths:
-    input_files.check(path)  # rejects pipes, because spans are read again later
+    input_files.check(path)  # Pipes are rejected, because spans are read again later.
     if not raw.endswith(b"\n"):
       total.update(b"\n")
     raw_lines = read_chunks(path, lines=True)
@@ -344,7 +349,7 @@ def cut(paths: Sequence[str], lines: int) -> Cut:
       spans.append(Span(path, first, count, storage.absolute(path), start, digest.hexdigest()))
       first += count
   if not spans:
-    raise errors.InputError(f"{', '.join(paths)}: empty; give a text with at least one line")
+    raise errors.InputError(f"{', '.join(paths)}: empty; pass a file with at least one line")
   names = list(dict.fromkeys(span.name for span in spans))
   name = f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
   lines = sum(span.lines for span in spans)

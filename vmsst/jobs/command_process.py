@@ -1,4 +1,4 @@
-"""Signals, error messages and exit status of a command, `vmsst` or `t5x`."""
+"""Handles the signals, error messages and exit status of a command (`vmsst` or `t5x`)."""
 
 import contextlib
 import os
@@ -56,8 +56,9 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
       restored at the end.
 
   Yields:
-    The state of the command. `status` is the exit status at the end. The command can set `hint`,
-    text to append to the message about a signal, and `verbose`, to show stack traces of errors.
+    The state of the command. `status` is the exit status at the end. The command can set `hint` to
+    text that is appended to the message about a signal, and `verbose` to show the stack traces of
+    errors.
   """
   state, signals, error = types.SimpleNamespace(status=0, hint="", verbose=False), [], None
 
@@ -85,7 +86,7 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
     print(end="", flush=True)
   except OSError as unwritten:
     error = error or unwritten
-    # Python flushes the buffer again when it exits. Let it write to nowhere, without an error.
+    # Python flushes the buffer again when it exits. Discard that output, so that no error follows.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   if signals or isinstance(error, KeyboardInterrupt):
     number = signal.Signals(signals[-1] if signals else signal.SIGINT)

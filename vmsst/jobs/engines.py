@@ -24,7 +24,7 @@ from vmsst import errors
 from vmsst.jobs import command_process
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
-# Workers get several short tasks at once, but at least 4 batches each, to balance the load.
+# Workers get batches of short tasks, at least 4 batches per worker to balance the load.
 _BATCH_TASKS = 8
 _BATCHES_PER_WORKER = 4
 
@@ -40,7 +40,7 @@ def batches(tasks: Tasks, workers: int) -> list[Tasks]:
 
 
 def run_batch(do: Do, batch: Tasks) -> list[Any]:
-  """Runs a batch of tasks in this process, a worker."""
+  """Runs a batch of tasks in the current process, which is a worker."""
   return list(do(batch))
 
 
@@ -56,8 +56,8 @@ def keep_busy(
     batches: The batches.
     workers: Number of batches to run at a time.
     submit: Starts a batch.
-    on_failure: Called with the error and the batch that failed. It either raises an error, or
-      returns to start the batch again (default: raises the error).
+    on_failure: Called with the error and the batch that failed. If it returns instead of raising an
+      error, the batch starts again (default: raises the error).
   """
   queue = collections.deque(batches)
   running: dict[Future[list[Any]], Tasks] = {}
@@ -84,7 +84,7 @@ class Local(msgspec.Struct, frozen=True):
 
   Attributes:
     workers: Number of processes. With 1 worker and no `gpus_per_worker`, tasks run in this process.
-    gpus_per_worker: Number of GPUs that only one process sees; if 0, all processes see all devices.
+    gpus_per_worker: Number of GPUs reserved for each process; if 0, all processes see all devices.
   """
 
   workers: int = 1
@@ -138,7 +138,7 @@ def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None
 
   The worker exits without a message when it is interrupted, or when its parent exits.
   """
-  # Libraries for matrix multiplication read these variables when they are loaded, after this call.
+  # Matrix multiplication libraries read these variables when they are loaded, after this call.
   threads = str(max(1, (os.cpu_count() or 1) // workers))
   for name in _THREADS:
     os.environ.setdefault(name, threads)
@@ -167,14 +167,14 @@ ATTEMPTS = 4
 class Ray(msgspec.Struct, frozen=True):
   """A Ray cluster. Its nodes must have this package and see the same files as this process.
 
-  If a worker or a node dies, its tasks run again elsewhere. If this process is connected to a
-  cluster already (`ray.init`), the engine uses this cluster.
+  If a worker or a node dies, its tasks run again elsewhere. If this process is already connected to
+  a cluster (`ray.init`), the engine uses that cluster.
 
   Attributes:
     address: HOST:PORT or `ray://HOST:PORT` of a cluster (default: $RAY_ADDRESS, a cluster that runs
       on this machine, or a new one on this machine).
-    workers: Number of batches to run at a time, with one CPU each (default: as many as the cluster
-      has room for).
+    workers: Number of batches to run at a time, with one CPU each (default: as many as fit on the
+      cluster).
     gpus_per_worker: Number of GPUs for each batch.
   """
 

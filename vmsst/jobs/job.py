@@ -8,7 +8,7 @@
 
 `embed_span(encoder, path, span)` writes a file to `path`, and can return facts about the file. The
 function must write the same bytes wherever and however often it runs. A later run of the same job
-repeats a task only if its file is missing or has changed, or if the inputs or options are new.
+repeats a task only if its file is missing or has changed, or if the inputs or options have changed.
 """
 
 import contextlib
@@ -31,16 +31,16 @@ _VISIBLE_SECONDS = 90
 
 
 class Task(msgspec.Struct, frozen=True):
-  """One call of a function. It writes one file of a job.
+  """One function call, which writes one file of a job.
 
   Attributes:
     name: Path of the file, relative to the job's folder. Files in `.vmsst/` are intermediate files;
       the job removes them when it is finished.
     arguments: Arguments of the function; must be picklable.
-    key: JSON value that identifies inputs of this task alone. The inputs and options of the job and
-      the name are always compared.
-    size: Progress of the bar when the task is done, such as a number of lines.
-    title: Name in messages (default: the name of the file).
+    key: JSON value that identifies inputs that only this task reads. A rerun compares the key, the
+      task's name, and the job's inputs and options with the record.
+    size: Amount of work for the progress bar, such as a number of lines.
+    title: Name of the task in messages (default: the name of the file).
   """
 
   name: str
@@ -56,13 +56,14 @@ class Task(msgspec.Struct, frozen=True):
 class Job:
   """Writes one output and resumes after an interruption. A lock keeps other writers out.
 
-  A finished output folder contains the record of its job, `job.json`. Until then, the record and
-  intermediate files are in the work folder; see `outputs.work_path`. An output file has only a work
-  folder, and the job removes it when the file is finished.
+  A finished output folder contains the record of its job, `job.json`. Until the job is finished,
+  the record and the intermediate files are in the work folder; see `outputs.work_path`. If the
+  output is a file, the record is only in the work folder, which the job removes when the file is
+  finished.
 
   Attributes:
-    folder: Absolute path or URL of the folder for the tasks' files: the output folder, or the work
-      folder of an output file.
+    folder: Absolute path or URL of the folder for the tasks' files. This is the output folder or,
+      if the output is a file, the work folder.
     finished: Whether the output is a complete folder and all its files are unchanged.
     facts: Facts that `finish` stored, if the job is finished.
   """
@@ -84,9 +85,9 @@ class Job:
       output: The output, local or in an object store.
       inputs: Inputs that determine the output; see `vmsst.io.manifest`.
       options: Options that determine the output.
-      is_folder: Whether the output is a folder or a file.
-      replace: Whether to start over if the folder belongs to a job with other inputs or options.
-        Each old file stays until a task replaces it.
+      is_folder: True if the output is a folder, False if it is a file.
+      replace: Whether to start over if the folder belongs to a job with different inputs or
+        options. Each old file stays until a task replaces it.
     """
     self._output, self._is_folder, self._replace = os.fspath(output), is_folder, replace
     # JSON turns tuples into lists. The record must equal the one that a rerun reads from the file.
@@ -105,8 +106,8 @@ class Job:
     """Locks the output and reads its record.
 
     Raises:
-      InputError: another process writes the output, the folder has files of another origin, or it
-        belongs to a job with other inputs or options.
+      InputError: another process is writing the output, the folder contains files that no job
+        wrote, or the folder belongs to a job with different inputs or options.
     """
     with contextlib.ExitStack() as stack:
       stack.enter_context(outputs.ownership(self._output, is_folder=self._is_folder))
@@ -141,7 +142,7 @@ class Job:
 
   def __exit__(self, kind: object, error: object, trace: object) -> None:
     """Unlocks the output. Removes the work folder if the job is finished or has written nothing."""
-    # A finished job can still have a work folder, if a kill interrupted the end of `finish`.
+    # The work folder of a finished job is still there if a kill interrupted the end of `finish`.
     is_empty = not self._files and not (self._is_folder and self._has_visible_files())
     if self.finished if error is None else self._is_new and is_empty:
       outputs.clear(self._work_folder)
@@ -179,7 +180,7 @@ class Job:
     return f"{self._work_folder}/parts/{name.replace('/', '%2F')}.json"
 
   def _is_unchanged(self, name: str, record: manifest.Part) -> bool:
-    """Returns whether a file has the size and checksum of its record; reads the file once."""
+    """Returns whether a file matches the size and checksum in its record; reads the file once."""
     try:
       if storage.size(self.path(name)) != record.bytes:
         return False
@@ -191,7 +192,7 @@ class Job:
 
   @contextlib.contextmanager
   def part(self, name: str, key: Any = None) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-    """Yields a local path to write a file to, and a dictionary for facts about the file, as JSON.
+    """Yields a local path to write a file to, and a dictionary for JSON facts about the file.
 
     Args:
       name: Path of the file, relative to the job's folder.
@@ -222,10 +223,10 @@ class Job:
       engine: Where to run the tasks (default: in this process).
 
     Returns:
-      The facts about the file of each task.
+      The facts about each task's file.
 
     Raises:
-      InputError: a task failed. The files of finished tasks stay.
+      InputError: a task failed. The files from finished tasks are kept.
     """
     engine = engine or engines.Local()
     unfinished = [task for task in tasks if self.done(task.name, task.key) is None]

@@ -1,12 +1,12 @@
-"""Writes outputs: they are complete or absent, have one writer and never overwrite an input.
+"""Writes outputs that are complete or absent, have a single writer and never overwrite an input.
 
 A local file or folder is written under a temporary name, and renamed when it is complete. In an
 object store, each file appears at once. The JSON files at the top of a folder are uploaded last, so
 they mark a complete folder.
 
-Unfinished files are in a work folder: `.NAME.vmsst` next to the output, or `.vmsst` inside an
-output folder that receives its files one by one. The command that writes the output locks the work
-folder. Object stores have no locks: users must start only one writer per output.
+Unfinished files are in a work folder. Its path is `.NAME.vmsst` next to the output, or `.vmsst`
+inside an output folder that receives its files one by one. The command that writes the output locks
+the work folder. Object stores have no locks, so users must start only one writer per output.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ def atomic_path(
 
   Raises:
     OSError: the file cannot be written.
-    InputError: the object store refuses the file.
+    InputError: the object store rejects the file.
   """
   if storage.is_url(path):
     with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
@@ -65,8 +65,8 @@ def atomic_path(
     return
   target = pathlib.Path(os.path.realpath(path))
   target.parent.mkdir(parents=True, exist_ok=True)
-  # The temporary file of a killed process does not stay forever: the next writer overwrites it,
-  # because it uses the same name, or the next job clears its work folder.
+  # A killed process leaves its temporary file. The next writer overwrites the file, because it uses
+  # the same name, or the next job clears the work folder.
   partial = target.with_name(f".{target.name}.vmsst-part")
   if work_folder:
     partial = pathlib.Path(work_folder, f".vmsst-part-{uuid.uuid4().hex}")
@@ -149,14 +149,14 @@ def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Ite
   """Locks an output, so that no other process or thread writes it.
 
   A thread can lock the same output several times, because a command and the functions that it calls
-  both do it. If the output folder is new and still empty at the end, it is removed.
+  both lock it. If the output folder is new and still empty at the end, it is removed.
 
   Args:
     output: The output. Objects of a store, devices, pipes and standard streams are not locked.
     is_folder: As in `work_path`.
 
   Raises:
-    InputError: another process or thread writes the output.
+    InputError: another process or thread is writing the output.
     OSError: the work folder cannot be created.
   """
   work_folder = work_path(output, is_folder=is_folder)
@@ -207,10 +207,11 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
 
   After an error, `target` is absent. A killed process leaves a work folder, and the next writer
   replaces it. In an object store, a killed process leaves objects, and the user must delete them.
-  Such a folder is recognizable: the JSON files at its top are missing.
+  Such an incomplete folder lacks the JSON files at its top.
 
   Raises:
-    InputError: the folder cannot be written, exists and is not empty, or another process writes it.
+    InputError: the folder cannot be written, the folder exists and is not empty, or another process
+      is writing it.
   """
   try:
     if storage.is_url(target):
@@ -225,12 +226,13 @@ def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
           for name in names:
             storage.upload(local / name, f"{target}/{name}")
         except BaseException:
-          with contextlib.suppress(Exception):  # Report the first error, not a second one.
+          with contextlib.suppress(Exception):  # Keep the original error.
             storage.remove(target)
           raise
       return
     with ownership(target):
-      check_new(target)  # The caller checked it before the lock; another command can be faster.
+      # The caller checked the folder before the lock; another command may have written it since.
+      check_new(target)
       work_folder = work_path(target)
       clear(work_folder)
       partial = pathlib.Path(work_folder, "content")
@@ -266,10 +268,10 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
 
 
 def check(inputs: Sequence[str], *, file: str | None = None, folder: str | None = None) -> None:
-  """Raises InputError if a command with these paths would destroy an input or cannot write.
+  """Raises InputError if a command with these paths would overwrite an input or cannot write.
 
-  An output destroys an input if it is the same file or folder, or an existing file in an input
-  folder.
+  An output overwrites an input if both are the same file or folder, or if the output is an existing
+  file in an input folder.
 
   Args:
     inputs: Files, folders and shell patterns to read; `-` is standard input. In object stores, only
@@ -280,7 +282,7 @@ def check(inputs: Sequence[str], *, file: str | None = None, folder: str | None 
   """
   if inputs.count(STANDARD) > 1:
     raise errors.InputError(
-      "standard input (-) is given twice, but it can be read only once; give a file for one"
+      "standard input (-) is given twice, but it can be read only once; replace one with a file"
     )
   output = folder or file or STANDARD
   if output == STANDARD:
@@ -300,7 +302,8 @@ def check(inputs: Sequence[str], *, file: str | None = None, folder: str | None 
       if match == STANDARD or storage.is_url(match) != is_url:
         continue
       parent = match.rstrip("/")
-      if _CHECKPOINT.search(parent):  # The files that describe its encoder are next to it.
+      # The files that describe the encoder of a checkpoint are next to the checkpoint.
+      if _CHECKPOINT.search(parent):
         parent = os.path.dirname(storage.absolute(parent))
       if is_url:
         same, below = output.rstrip("/") == match.rstrip("/"), output.startswith(f"{parent}/")

@@ -15,7 +15,7 @@ from vmsst import arrays
 
 
 def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Array, "... B"]:
-  """Returns whether each row of `x` equals each row of `y_BU`, ignoring padding."""
+  """Compares each row of `x` with each row of `y_BU`; True if they are equal apart from padding."""
   length = max(x.shape[-1], y_BU.shape[-1])
 
   def pad(tokens: Int[Array, "... T"]) -> Int[Array, "... L"]:
@@ -40,7 +40,7 @@ def similarity(
   cosine: bool = False,
   scale: float = 1.0,
 ) -> Float[Array, "B B"]:
-  """Returns the score of every source (rows) with every target (columns), float32.
+  """Returns the scores between all sources (rows) and all targets (columns), float32.
 
   Args:
     source_BS: Source vectors.
@@ -74,7 +74,8 @@ def contrastive_loss(
     same_BB: Symmetric mask of pairs that are not negatives of each other (see
       `pairs_with_a_common_text`); its diagonal is ignored (default: all pairs are negatives of each
       other).
-    negative_BN: Similarities of each source with hard negatives; -inf for missing negatives.
+    negative_BN: Similarities between each source and the hard negatives; -inf for missing
+      negatives.
     symmetric: Whether to average the forward and backward losses. If False, only the forward loss
       is used.
     margin: Subtracted from score_ii before the softmax (additive margin softmax).
@@ -104,12 +105,13 @@ def usable_negatives(
   """Returns whether the source of pair i is compared with hard negative k of pair j.
 
   Args:
-    negatives_BKU: Tokens of the hard negatives of each pair; rows with only padding are missing
-      negatives.
+    negatives_BKU: Tokens of the hard negatives for each pair. Rows with only padding stand for
+      missing negatives.
     inputs_BT: Tokens of the sources.
     targets_BT: Tokens of the targets.
-    same_BB: See `pairs_with_a_common_text`. With this mask, a source is not compared with texts of
-      its own pair or of pairs that share a text with it.
+    same_BB: See `pairs_with_a_common_text`. If this mask is passed, a source is not compared with
+      hard negatives that equal a text in its own pair or in a pair that shares a text with its own
+      pair.
   """
   size = len(negatives_BKU)
   exists_BK = jnp.any(negatives_BKU != arrays.PAD_ID, axis=-1)
@@ -148,7 +150,7 @@ def unit_rows(x: Float[Array, "... S"]) -> Float[Array, "... S"]:
 
 
 def positives(score_BB: Float[Array, "B B *K"]) -> Float[Array, "B *K"]:
-  """Returns the diagonal, as a masked sum that needs no communication if rows are sharded."""
+  """Returns the diagonal, computed as a masked sum to avoid communication if rows are sharded."""
   is_diagonal = jnp.expand_dims(_diagonal(score_BB), range(2, score_BB.ndim))
   return jnp.sum(jnp.where(is_diagonal, score_BB, 0.0), axis=1)
 

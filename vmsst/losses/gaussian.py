@@ -40,7 +40,7 @@ def kl_from_standard(
 def kl_of_dimensions(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
 ) -> Float[Array, "B S"]:
-  """Returns the KL divergence of each dimension; `kl_from_standard` is their sum."""
+  """Returns the KL divergence of each dimension; `kl_from_standard` sums these values."""
   # expm1 keeps precision near the prior, where the difference is far smaller than its terms.
   excess_BS = jnp.expm1(log_variance_BS) - log_variance_BS
   return 0.5 * (jnp.square(mean_BS) + excess_BS)
@@ -49,7 +49,7 @@ def kl_of_dimensions(
 def active_dimensions(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], *, threshold: float = 0.01
 ) -> Float[Array, ""]:
-  """Returns the number of dimensions with a mean KL over the batch above `threshold` nats."""
+  """Counts the dimensions whose KL, averaged over the batch, exceeds `threshold` nats."""
   kl_S = jnp.mean(kl_of_dimensions(mean_BS, log_variance_BS), axis=0)
   return jnp.sum(kl_S > threshold, dtype=jnp.float32)
 
@@ -58,18 +58,19 @@ def log_density(
   x_BS: Float[Array, "B S"], mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
 ) -> Float[Array, "B"]:
   """Returns log N(x; mean, exp(log_variance)) of each row, in nats."""
-  square_BS = jnp.square((x_BS - mean_BS) * jnp.exp(-0.5 * log_variance_BS))  # no overflow
+  # Scaling before squaring avoids overflow.
+  square_BS = jnp.square((x_BS - mean_BS) * jnp.exp(-0.5 * log_variance_BS))
   return -0.5 * jnp.sum(square_BS + log_variance_BS + math.log(2 * math.pi), axis=-1)
 
 
 def mutual_information(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"], rng: jax.Array
 ) -> Float[Array, ""]:
-  """Estimates the mutual information of latent and text, in nats, from one sample per row.
+  """Estimates mutual information between latent and text, in nats, from one sample per row.
 
-  I(x; z) = E log q(z|x) - log q(z), with the aggregate posterior of the batch,
-  q(z) = 1/B sum_j q(z|x_j). I(x; z) is at most log B. It is 0 if all rows have the same posterior,
-  which means that the latent has collapsed, however large its KL is. The KL, averaged over rows, is
+  I(x; z) = E log q(z|x) - log q(z), where q(z) = 1/B sum_j q(z|x_j) is the aggregate posterior over
+  the batch. I(x; z) is at most log B. I(x; z) = 0 means that all rows have the same posterior, so
+  the latent has collapsed, however large its KL is. The mean KL over rows equals
   I(x; z) + KL(q(z) || p(z)).
 
   Args:
@@ -77,12 +78,12 @@ def mutual_information(
     log_variance_BS: Logarithms of the posterior variances; values below -80 are clipped to -80.
     rng: Random key for the samples.
   """
-  log_variance_BS = jnp.maximum(log_variance_BS, -80.0)  # exp(80) is finite
+  log_variance_BS = jnp.maximum(log_variance_BS, -80.0)  # exp(80) is finite in float32.
   z_BS = sample(mean_BS, log_variance_BS, rng)
   diagonal_B = log_density(z_BS, mean_BS, log_variance_BS)
-  # Matmuls compute the squared differences without a [B, B, S] array. Centering limits
-  # cancellation. Cancellation is largest on the diagonal, so exact values replace the diagonal
-  # below.
+  # Matmuls compute the squared differences without a [B, B, S] array, but lose precision to
+  # cancellation. Centering reduces this loss. The loss is largest on the diagonal, so exact values
+  # replace the diagonal below.
   center_S = jnp.mean(mean_BS, axis=0)
   z_BS, mean_BS = z_BS - center_S, mean_BS - center_S
   precision_BS = jnp.exp(-log_variance_BS)
@@ -106,7 +107,7 @@ class Bounds(NamedTuple):
   """Lower bounds on log p(x) of each row, in nats.
 
   Attributes:
-    elbo_B: Mean log-likelihood of K samples, minus the KLs.
+    elbo_B: Log-likelihood, averaged over K samples, minus the KLs.
     importance_weighted_B: log 1/K sum_k p(x, z_k) / q(z_k | x). Its expectation is at least the
       expected ELBO and approaches log p(x) as K grows.
   """
@@ -128,7 +129,7 @@ def likelihood_bounds(
     log_likelihood: Function that maps one sample of each latent to log p(x | z) of each row, in
       nats.
     latents: Posteriors of independent latents, with standard normal priors.
-    samples: Number of samples (K); they are computed one at a time.
+    samples: Number of samples (K), which are processed one at a time.
     rng: Random key for the samples.
   """
 

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-_MISSING = -1e9  # score for missing candidates; finite to keep gradients finite
+# This score of missing candidates is finite, because infinite scores would give NaN gradients.
+_MISSING = -1e9
 
 
 def cosent(

@@ -29,15 +29,16 @@ from vmsst.arrays import devices, layouts
 Inputs = TypeVar("Inputs")
 
 # Number of logit rows computed at a time on CPUs and unknown devices. On a CPU, smaller chunks
-# spend more time on the kernel and its gradient, and larger chunks only take more memory
+# spend more time on the kernel and its gradient; larger chunks take more memory but no less time
 # (benchmarks/vocab_projection.py).
 _CHUNK = 512
 # On accelerators, reading and writing the kernel and its gradient may take at most this fraction of
 # the matmuls' time.
 _KERNEL_SHARE = 0.1
-# Logits may take at most this fraction of the memory. This limit takes precedence.
+# Logits may take at most this fraction of the memory. This limit takes precedence over the time
+# limit above.
 _MEMORY_SHARE = 1 / 12
-_LOGIT_BYTES = 6  # logits in float32, and their gradients in bfloat16
+_LOGIT_BYTES = 6  # 4 bytes for a float32 logit, 2 bytes for its bfloat16 gradient
 
 
 class TokenAux(NamedTuple):
@@ -65,9 +66,9 @@ def weighted_nll(
 ) -> tuple[Float[Array, ""], TokenAux]:
   """Returns sum_bt weights_bt * -log softmax(h_bt W_h + z_b W_s)[target_bt], and token values.
 
-  The sum has reverse-mode gradients for hidden states, sentence vectors, both kernels and weights.
-  The gradients are computed together with the sum, so `weights_BT` must include all masks, averages
-  and loss weights.
+  The sum is differentiable in reverse mode with respect to hidden states, sentence vectors, both
+  kernels and weights. The gradients are computed together with the sum, so `weights_BT` must
+  include all masks, averaging factors and loss weights.
 
   On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
   and kernel columns stay on the devices assigned to "vocab". Devices exchange only vectors and
@@ -85,11 +86,11 @@ def weighted_nll(
     weights_BT: Weight of each token in the sum.
     chunk: Number of tokens per chunk on each device, rounded to whole sentences (default:
       `default_chunk` of the device, 512 on a CPU). If the mesh was entered by `with mesh:`, its
-      size is not available, and this is the number of tokens on all devices together.
+      size is not available, so `chunk` is the number of tokens on all devices together.
     dtype: Dtype of matmul operands, "float32" or "bfloat16". Accumulation and softmax are float32.
 
   Raises:
-    ValueError: only one of `sentence_BS` and `sentence_kernel_SV` is None.
+    ValueError: If only one of `sentence_BS` and `sentence_kernel_SV` is None.
   """
   if (sentence_BS is None) != (sentence_kernel_SV is None):
     raise ValueError("only one of sentence_BS and sentence_kernel_SV is None; pass both or neither")
@@ -164,7 +165,7 @@ class _Plan(NamedTuple):
     return x.reshape(-1, *x.shape[2:]) if self.shards == 1 else x
 
   def sentence_of_token(self, length: int) -> jax.Array:
-    """Returns one-hot rows with each token's sentence in its shard of the chunk, [M, C / R]."""
+    """Returns one-hot rows that map each token to its sentence in the chunk's shard, [M, C / R]."""
     onehot = jnp.repeat(jnp.eye(self.sentences // self.shards), length, axis=0)
     return jnp.tile(onehot, (self.shards, 1))
 
@@ -176,9 +177,10 @@ class _Plan(NamedTuple):
 def scale_gradients(
   plan: Any, gradients: Inputs, cotangents: tuple[jax.Array, Any]
 ) -> tuple[Inputs, None]:
-  """Backward pass of (plan, inputs, targets): scales the gradients computed in the forward pass.
+  """Backward pass for functions of (plan, inputs, targets); scales the forward pass's gradients.
 
-  The second result of the function, the auxiliary outputs, has no gradient.
+  The forward pass has already computed the gradients. The functions return a sum and auxiliary
+  outputs; the auxiliary outputs have no gradient.
   """
   del plan
   return jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients), None
@@ -323,7 +325,7 @@ class _Scored(NamedTuple):
     aux: The values returned to the caller.
     gradient_MV: Gradient of each token's loss with respect to its logits, times `total_M1`, in the
       plan's dtype.
-    total_M1: Sum of exp(logit - highest logit).
+    total_M1: Sum of exp(logit - highest logit) over the vocabulary.
   """
 
   aux: TokenAux

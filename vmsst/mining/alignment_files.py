@@ -34,16 +34,16 @@ def lines(
   form: Format,
   languages: tuple[str | None, str | None] = (None, None),
 ) -> Iterator[str]:
-  """Yields the output lines for a pair of documents, without line ends.
+  """Yields the output lines for a pair of documents, without newlines.
 
   Args:
     source: Source sentences.
     target: Target sentences.
-    alignments: Alignments of the sentences.
+    alignments: Sentence alignments.
     form: "tsv" for lines of score TAB source TAB target; "tmx"; or "vecalign" for lines such as
       `[3]:[3, 4]:0.810000`, in which sentence numbers start at 0. "tsv" and "tmx" omit untranslated
       sentences.
-    languages: Language codes of the source and the target, for "tmx".
+    languages: Language codes for the source and the target, for "tmx".
   """
   for x in alignments:
     if form == "vecalign":
@@ -66,7 +66,7 @@ def read_line_numbers(path: str) -> list[Alignment]:
   """Reads alignments from a file in the format that Vecalign and Bleualign write.
 
   Raises:
-    InputError: the file cannot be read, or a line is not an alignment.
+    InputError: If the file cannot be read, or if a line is not an alignment.
   """
   alignments = []
   for number, line in enumerate(text_files.read_lines(path), 1):

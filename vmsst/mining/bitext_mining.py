@@ -1,4 +1,4 @@
-"""Finds translations among the lines of two texts, and scores texts that are already aligned.
+"""Finds translations between the lines in two texts, and scores texts that are already aligned.
 
 `mine` compares vectors. `pair_scores` scores aligned lines by cosine or by likelihood.
 """
@@ -17,7 +17,7 @@ from vmsst.search.vector_store import EmbeddedText
 if TYPE_CHECKING:
   from vmsst.encoder.translation import Translator
 
-# Pairs per window. An interruption loses at most one window.
+# Pairs per window. An interruption loses at most one window of work.
 _WINDOW = 1 << 13
 
 
@@ -25,12 +25,12 @@ class Mined(NamedTuple):
   """Result of `mine`.
 
   Attributes:
-    pairs: Row numbers of the source and target lines, and their scores, rounded as in the output.
-      The best pair is first.
+    pairs: Row numbers of the source and target lines, best pair first, with scores rounded as in
+      the output.
     source: Number of distinct source sentences.
     target: Number of distinct target sentences.
     candidates: Number of pairs before the threshold is applied.
-    best: Threshold chosen with gold pairs, and its F1; None without gold pairs.
+    best: Threshold chosen with gold pairs, and its F1; None if there are no gold pairs.
   """
 
   pairs: margins.Pairs
@@ -51,9 +51,9 @@ def mine(
   gold: str | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> Mined:
-  """Returns pairs of lines that are likely translations.
+  """Returns pairs of lines that are likely to be translations of each other.
 
-  Blank lines are skipped. Of several lines that differ only in white space, the first is used.
+  Blank lines are skipped. If several lines differ only in white space, only the first is used.
 
   Args:
     source: The source text.
@@ -62,21 +62,21 @@ def mine(
     margin: As in `margins.margin_pairs`.
     retrieval: As in `margins.margin_pairs`.
     threshold: Minimum score.
-    gold: File of known translations. Each line contains a source line number, a TAB and a target
+    gold: File with known translations. Each line contains a source line number, a TAB and a target
       line number, counted from 1. The threshold with the best F1 on these pairs is used. Cannot be
       combined with `threshold`.
     search: Nearest-neighbor search, such as `vmsst.search.device_search.search`, or the approximate
       search that `vmsst.search.faiss_index.index_search` creates from an index of each text.
 
   Raises:
-    InputError: the vectors of the two texts have different widths or come from different encoders,
-      a text contains no sentence, the gold file is malformed, or no gold pair is among the
-      candidates.
-    ValueError: `neighbors` is below 1, or the margin or the retrieval rule is unknown.
+    InputError: If the vectors of the two texts have different widths or come from different
+      encoders, a text contains no sentence, the gold file is malformed, or no gold pair is among
+      the candidates.
+    ValueError: If `neighbors` is below 1, or if the margin or the retrieval rule is unknown.
   """
   if threshold is not None:
     errors.check_number("threshold", threshold)
-    errors.check(gold is None, "threshold", threshold, "None, because gold pairs choose it")
+    errors.check(gold is None, "threshold", threshold, "None, because the gold pairs determine it")
   texts = source, target
   have_encoders = source.encoder and target.encoder
   settings = [
@@ -122,7 +122,7 @@ def mine(
     if best is None or not best.f1:
       raise errors.InputError(
         f"none of the {len(gold_G2):,} pairs in {gold} is among the {len(pairs):,} candidates; "
-        "give another gold file, or --threshold"
+        "use a different gold file, or set --threshold"
       )
     threshold = best.threshold
   if threshold is not None:
@@ -131,7 +131,7 @@ def mine(
 
 
 def lines(pairs: margins.Pairs, source: EmbeddedText, target: EmbeddedText) -> Iterator[str]:
-  """Yields an output line per pair: score TAB source TAB target. TABs in a text become spaces."""
+  """Yields one output line per pair: score TAB source TAB target. TABs in a text become spaces."""
   readers = source.reader(), target.reader()
   for block in exact_search.blocks(len(pairs)):
     columns = (x[block].tolist() for x in (pairs.score_P, pairs.source_P, pairs.target_P))
@@ -158,7 +158,7 @@ def read_gold(path: str) -> tuple[list[int], list[int]]:
 def _gold_rows(
   gold: str, line_numbers: Sequence[int], first_N: np.ndarray, text: EmbeddedText
 ) -> list[int]:
-  """Maps each line number from a gold file to the first row with the same sentence."""
+  """Maps each line number in a gold file to the first row that contains the line's sentence."""
   for number, line in enumerate(line_numbers, 1):
     if not 1 <= line <= len(first_N) or first_N[line - 1] < 0:
       raise errors.InputError(
@@ -169,12 +169,12 @@ def _gold_rows(
 
 
 def first_lines(text: EmbeddedText) -> np.ndarray:
-  """Returns the first row with the same text for each row, int64 [N]. White space is ignored.
+  """Returns, for each row, the first row with the same text, int64 [N]. Ignores white space.
 
   Blank lines get -1. The text is read once. For long texts, hashes are stored in a temporary file.
 
   Raises:
-    InputError: all lines are blank.
+    InputError: If all lines are blank.
   """
   # Hash and row of each line. The numbers are big-endian, so that sorting the bytes sorts them.
   key_N2 = array_files.full((len(text.vectors), 2), 0, ">u8")
@@ -198,13 +198,13 @@ def first_lines(text: EmbeddedText) -> np.ndarray:
 
 
 class TextColumn(NamedTuple):
-  """Sources or targets: the lines of a text file, or one column or key of each line.
+  """Source or target texts: the lines of a text file, or one column or key in each line.
 
   Attributes:
     path: UTF-8 text, plain or gzipped.
     field: Column or key that contains the text, as in `text_files.read_texts` (default: the whole
       line).
-    language: Language code of the texts, for scorers that need it.
+    language: Language code of the texts, for scorers that require one.
   """
 
   path: str
@@ -220,9 +220,9 @@ class Scorer(NamedTuple):
   """Scores pairs of texts.
 
   Attributes:
-    settings: Settings that determine the scores, except texts and languages, as a JSON object.
-    score: A function of sources, targets, their languages, and a callback for cut texts. It returns
-      the score columns of each pair, [N, C]. The first column is the score to filter by.
+    settings: JSON object with all settings that determine the scores, except texts and languages.
+    score: Function that takes sources, targets, their languages, and a callback for cut texts. It
+      returns one or more scores for each pair, [N, C]. The first column is the score to filter by.
   """
 
   settings: dict[str, Any]
@@ -230,11 +230,11 @@ class Scorer(NamedTuple):
 
 
 def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
-  """Returns a scorer that computes the cosine of a pair's vectors, [N, 1].
+  """Returns a scorer that computes the cosine between the two vectors of each pair, [N, 1].
 
   Args:
     encoder: An object with `encode(texts)`; see `encoding.encode`.
-    name: Name or path of the encoder. The name identifies an encoder without a digest.
+    name: Name or path of the encoder. It identifies the encoder if the encoder has no digest.
     batch_size: Texts per batch.
   """
 
@@ -253,14 +253,14 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
 
 
 def by_likelihood(translator: "Translator", per_token: bool, batch_size: int) -> Scorer:
-  """Returns a scorer that computes log-likelihoods of each text given the other's vector, [N, 3].
+  """Returns a scorer that computes the log-likelihoods of each pair in both directions, [N, 3].
 
-  The columns are the mean of both log-likelihoods, log p(target | source's vector), and log
-  p(source | target's vector). Scoring raises InputError if a language is missing or the run was not
-  trained on it.
+  The second and third columns are log p(target | source's vector) and log p(source | target's
+  vector). The first column is their mean. Scoring raises InputError if a language is missing or if
+  the run was not trained on it.
 
   Args:
-    translator: The encoder and decoder of a run.
+    translator: The encoder and decoder from a training run.
     per_token: Whether to divide log-likelihoods by the number of tokens.
     batch_size: Texts per batch.
   """
@@ -271,7 +271,7 @@ def by_likelihood(translator: "Translator", per_token: bool, batch_size: int) ->
     source, target = languages
     if source is None or target is None:
       raise errors.InputError(
-        "the likelihood of a text depends on its language; give the languages of both texts "
+        "the likelihood of a text depends on its language; specify the languages of both texts "
         "(--languages)"
       )
     both_N2 = translator.pair_log_likelihoods(
@@ -296,25 +296,26 @@ def pair_scores(
   texts: Sequence[Mapping[str, Any]] | None = None,
   run_windows: Callable[..., Iterable[np.ndarray]] = map,
 ) -> Iterator[np.ndarray]:
-  """Yields the scores of source line i with target line i, window by window, [B, C].
+  """Scores source line i with target line i; yields the scores for one window at a time, [B, C].
 
   Args:
-    scorer: Scores the pairs of a window.
+    scorer: Scores the pairs in each window.
     source: The sources.
     target: The targets; sources and targets can be columns of one file.
-    texts: `vector_store.fingerprint` of both texts (default: computed from the files).
+    texts: Fingerprints of both texts, from `vector_store.fingerprint` (default: computed from the
+      files).
     run_windows: Function that applies a scoring function to each window of sources and targets, as
       `map` does.
 
   Raises:
-    InputError: a file cannot be read or changes while it is read, the files differ in length, a
+    InputError: If a file cannot be read or changes while it is read, the files differ in length, a
       score is not finite, or the scorer rejects its settings or languages.
   """
   texts = texts or [vector_store.fingerprint(column.path) for column in (source, target)]
   count, targets = (text["lines"] for text in texts)
   if count != targets:
     raise errors.InputError(
-      f"{source.path} has {count:,} lines but {target.path} has {targets:,}; give files of "
+      f"{source.path} has {count:,} lines but {target.path} has {targets:,}; use files of "
       "equal length, aligned line by line"
     )
   windows = (

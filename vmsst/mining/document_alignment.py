@@ -1,13 +1,13 @@
-"""Aligns the sentences of a document with its translation, by vectors and lengths.
+"""Aligns the sentences in a document with their translations, by vectors and lengths.
 
-Sentences are in the same order in both documents, but translators split, join or omit some of them.
-Computation time is linear in the length of the documents, as in Vecalign (Thompson and Koehn,
-2019).
+Sentences are in the same order in both documents, but translators may split, join or omit
+sentences. Computation time is linear in the length of the documents, as in Vecalign (Thompson and
+Koehn, 2019).
 
-Axes: `G` indexes the sizes of groups of consecutive sentences, starting at 1; `I` and `J` index
-source and target sentences. The positions between sentences of both documents form a table: `A`
-indexes its antidiagonals, `B` the antidiagonals in a block, `W` the positions in an antidiagonal's
-search window, and `S` the steps from one position to the next.
+Axes: `G` indexes the sizes, from 1, of groups of consecutive sentences; `I` and `J` index source
+and target sentences. A position is a sentence boundary in each document, and all positions form a
+table. `A` indexes the table's antidiagonals, `B` the antidiagonals in a block, `W` the positions in
+an antidiagonal's search window, and `S` the steps from one position to the next.
 """
 
 import itertools
@@ -26,7 +26,7 @@ from vmsst.search import exact_search
 _FULL = 300 * 300
 # Window positions on either side of the coarse alignment.
 _RADIUS = 16
-# Number of antidiagonals in a block, whose costs are computed together.
+# Number of antidiagonals in a block. The costs in a block are computed together.
 _BLOCK = 64
 # Cost of a deletion in the first pass, before the typical cost of a translation is known. A random
 # pair costs 1.
@@ -42,8 +42,9 @@ class Alignment(NamedTuple):
   """Consecutive source sentences and the consecutive target sentences that translate them.
 
   Attributes:
-    source: Numbers of the source sentences, from 0; empty if the target has no translation.
-    target: Numbers of the target sentences; empty if the source has no translation.
+    source: Indices of the source sentences, starting at 0; empty if the target sentence has no
+      translation.
+    target: Indices of the target sentences; empty if the source sentence has no translation.
     score: Cosine of the two groups' vectors, after subtracting each document's mean. Random groups
       have a mean score of 0. If a group is empty, the score is 0.
   """
@@ -78,7 +79,7 @@ def align(
   languages: tuple[str | None, str | None] = (None, None),
   batch_size: int = 128,
 ) -> list[Alignment]:
-  """Aligns the sentences of two documents; returns groups that translate each other, in order.
+  """Aligns the sentences in two documents; returns groups that translate each other, in order.
 
   Every sentence is in exactly one alignment, except blank sentences, which are skipped.
 
@@ -87,8 +88,8 @@ def align(
     target_sentences: Sentences of the target document.
     encoder: An encoder, as from `vmsst.load`; see `encoding.encode`.
     max_size: Maximum number of sentences in an alignment, counting source and target sentences.
-    deletion: Cost of a sentence without a translation, from 0 (the cost of a typical pair of
-      translations) to 1 (the mean cost of a random pair). With a lower value, more sentences remain
+    deletion: Cost of a sentence without a translation, from 0 (the typical cost of a translation
+      pair) to 1 (the mean cost of a random pair). With a lower value, more sentences remain
       unaligned.
     summed: Whether to sum the vectors of a group's sentences, instead of encoding the joined
       sentences. Summing is less accurate, but encodes at most 1/`max_size` as much text.
@@ -96,7 +97,7 @@ def align(
     batch_size: Texts per batch.
 
   Raises:
-    InputError: a value is not valid.
+    InputError: If an argument is invalid.
   """
   errors.as_integer("max_size", max_size, minimum=2)
   errors.check(0 <= deletion <= 1, "deletion", deletion, "from 0 to 1")
@@ -133,7 +134,7 @@ def group_vectors(
   language: str | None = None,
   batch_size: int = 128,
 ) -> Groups:
-  """Computes the vectors of all groups of up to `size` sentences. The options are as in `align`."""
+  """Computes the vectors for all groups of up to `size` sentences. For the options, see `align`."""
 
   def embed(window: list[str]) -> np.ndarray:
     vectors_ND = encoding.encode(
@@ -167,7 +168,7 @@ def center(*documents: Groups) -> None:
     _normalize(x.vector_FD)
   sums = [x.vector_FD[x.row_GN[0]].sum(axis=0) for x in documents]
   counts = [len(x.length_N) + 1 for x in documents]
-  # In a short document, the mean is too close to each sentence. To prevent this, add one
+  # In a short document, the mean is too close to each sentence vector. To prevent this, add one
   # pseudo-sentence to each document: the mean of the other document.
   for x, count, sum_D, other_sum_D, other_count in zip(
     documents, counts, sums, sums[::-1], counts[::-1], strict=True
@@ -187,28 +188,28 @@ def align_groups(
 ) -> list[Alignment]:
   """Returns the alignment with the lowest total cost.
 
-  The cost of a group x of a sentences and a group y of b sentences is
+  If group x has a sentences and group y has b sentences, the cost of aligning the two groups is
 
       weight * (1 - cos(x, y)) / norm(x, y) + 0.06 * d²,
 
-  where weight is a * b - (a - 1) * (b - 1) / 2, norm is the mean distance of x and y to all groups
-  of the other document, and d is the difference in length in standard deviations. Because of the
-  norm, the first term averages 1 for random pairs of sentences. In Vecalign, the cost is the first
-  term alone. This function differs from Vecalign in four ways:
+  where weight is a * b - (a - 1) * (b - 1) / 2, norm is the mean distance from x and y to all
+  groups in the opposite document, and d is the length difference in standard deviations. Because of
+  the norm, the first term averages 1 for random pairs of sentences. In Vecalign, the cost is the
+  first term alone. This function differs from Vecalign in four ways:
 
-  * The mean of a document is subtracted from its vectors. This removes properties that all its
-    sentences share, such as the language.
-  * Differences in length add to the cost, as in Gale and Church (1993). They reveal a missing or
-    additional clause that hardly changes a vector.
+  * Each document's mean vector is subtracted from its vectors. This removes properties that all
+    sentences in the document share, such as the language.
+  * Differences in length add to the cost, as in Gale and Church (1993). They can reveal a missing
+    or additional clause even if the clause hardly changes the vector.
   * The cost of a deletion depends on the median cost in a first alignment of single sentences.
     Vecalign uses a percentile of the costs of randomly sampled pairs, but in short documents the
     sample contains translations.
-  * The weight is less than a * b if a and b are above 1, because translators move content from one
-    sentence to the next.
+  * The weight is less than a * b if a and b both exceed 1, because translators move content from
+    one sentence to the next.
 
   Args:
     source: Groups of up to `max_size` - 1 sentences of the source document, after `center`. The
-      document is not empty.
+      document must not be empty.
     target: Groups of the target document, with the same requirements.
     max_size: As in `align`.
     deletion: As in `align`.
@@ -275,7 +276,7 @@ def _search(
   steps: Sequence[tuple[int, int]],
   deletion: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the positions of the cheapest path from (0, 0) to the end, [P, 2], and its step costs.
+  """Returns the positions on the cheapest path from (0, 0) to the end, [P, 2], and its step costs.
 
   Args:
     source: Groups of the source document.
@@ -314,7 +315,8 @@ def _search(
     (row_GI, index_i), (row_GJ, index_j) = rows
     vector_GID, vector_GJD = source.vector_FD[row_GI], target.vector_FD[row_GJ]
     for number, (a, b) in enumerate(steps):
-      # The minimum distance makes small groups cheaper than large groups, even for exact copies.
+      # The minimum distance makes small groups cheaper than large groups, even if the two documents
+      # are identical.
       distance_IJ = np.maximum(1 - vector_GID[a - 1] @ vector_GJD[b - 1].T, 0.02)
       distance_IJ /= (norms[0][row_GI[a - 1], None] + norms[1][row_GJ[b - 1]]) / 2
       is_valid_BW = exists_BW & (i_BW >= a) & (j_BW >= b)

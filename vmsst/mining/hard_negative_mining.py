@@ -1,4 +1,4 @@
-"""Mines hard negatives: documents near a query that do not answer it, or wrong translations.
+"""Mines hard negatives: documents near a query that fail to answer it, or wrong translations.
 
 Candidates are the documents nearest to a query according to a trained encoder (Guo et al., 2018;
 mUSE, Yang et al., 2019). A candidate that scores nearly as high as the positive often answers the
@@ -52,12 +52,12 @@ def hard_negatives(
     pairs: Queries and their positives.
     corpus: Documents to search (default: the positives of all pairs).
     count: Hard negatives per pair; a pair has fewer if too few documents qualify.
-    range_min: Number of nearest documents to skip, apart from the positives.
-    range_max: Number of nearest documents to consider, apart from the positives (default:
+    range_min: Number of nearest documents to skip, not counting the positives.
+    range_max: Number of nearest documents to consider, not counting the positives (default:
       `range_min` + `count`; with `relative_margin`, `range_min` + 10 * `count`).
     relative_margin: Maximum score of a negative: p - relative_margin * |p|, where p is the score of
-      the positive (default: no limit). The teacher computes the scores. Without a teacher, they are
-      the encoder's cosines.
+      the positive (default: no limit). The teacher computes the scores; without a teacher, the
+      scores are the encoder's cosines.
     teacher: A second encoder, which scores texts by cosine; or a function that maps a list of
       (query, document) pairs to scores, such as `CrossEncoder.predict` in sentence-transformers.
     roles: Roles of the two texts in a pair. They select the prompts; None selects the prompt that
@@ -69,11 +69,12 @@ def hard_negatives(
   Yields:
     Dictionaries in the FlagEmbedding format: "query" is a text, "pos" is a list with one positive,
     and "neg" is a list of negatives, nearest first. If you change `roles`, the keys are "anchor",
-    "positive" and "negative". With a teacher, "pos_scores" and "neg_scores" contain its scores.
+    "positive" and "negative". With a teacher, "pos_scores" and "neg_scores" contain the teacher's
+    scores.
 
   Raises:
-    InputError: a value is not valid, no pair has two nonblank texts, or every text in the corpus is
-      blank.
+    InputError: If an argument is invalid, no pair has two nonblank texts, or every text in the
+      corpus is blank.
   """
   limit = errors.as_integer("range_min", range_min, minimum=0) + errors.as_integer("count", count)
   if range_max is None:
@@ -144,16 +145,16 @@ def _nearest(
   height: int,
   k: int,
 ) -> np.ndarray:
-  """Returns the rows of the k documents nearest to each query, [N, K], except excluded pairs.
+  """Returns the rows of the k documents nearest to each query, [N, K]. Skips excluded pairs.
 
   Ties go to the lower row. If a query has fewer than k documents, the remaining columns are -1.
 
   Args:
     query: N queries.
     document: The documents.
-    excluded_P: The pairs to exclude, at least one per query, as sorted numbers height * query +
-      document.
-    height: Any number greater than all document numbers, to encode a pair as one integer.
+    excluded_P: The pairs to exclude, at least one per query, as sorted integers, `height * query +
+      document`.
+    height: Any integer greater than all document numbers, used to encode a pair as one integer.
     k: Documents per query.
   """
   row_N = np.asarray(query.row_N)
@@ -175,7 +176,7 @@ def _nearest(
 
 
 def _distinct(texts: Sequence[str]) -> tuple[list[str], np.ndarray]:
-  """Removes texts that differ only in case, width or spaces; also returns the row of each text."""
+  """Merges texts that differ only in case, width or spaces; also returns each text's new row."""
   rows: dict[str, int] = {}
   keys = (" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in texts)
   row_N = np.array([rows.setdefault(key, len(rows)) for key in keys], np.int64)

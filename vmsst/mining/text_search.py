@@ -50,7 +50,7 @@ class Searcher:
     batch_size: int = 128,
     search: exact_search.Search = exact_search.search,
   ):
-    """Opens a corpus. Logs a warning if a different encoder computed its vectors.
+    """Opens a corpus. Logs a warning if a different encoder computed the corpus vectors.
 
     Args:
       encoder: The encoder that computed the vectors: an object with `encode_query(texts)` or
@@ -60,13 +60,13 @@ class Searcher:
       index: An index of the corpus, for an approximate search. The search is exact if the index is
         omitted or stores uncompressed vectors.
       name: Name or path of the encoder; see `encoding.identity`.
-      language: Language code of the queries, for encoders that need it.
+      language: Language code of the queries, for encoders that require one.
       batch_size: Queries per batch.
       search: Function for an exact nearest-neighbor search; `vmsst.search.device_search.search`
         uses accelerators.
 
     Raises:
-      InputError: the corpus has no line with a visible character.
+      InputError: If the corpus has no line with a visible character.
     """
     self._row_M = corpus.visible_rows()
     name = name or getattr(encoder, "path", None)
@@ -85,14 +85,14 @@ class Searcher:
     """Returns the lines nearest to each query by cosine, nearest first.
 
     Args:
-      queries: Texts to search for; their vectors are held in memory.
+      queries: Texts to search for; all query vectors are held in memory.
       count: Maximum number of lines per query. Use a small number.
 
     Raises:
-      InputError: the queries' vectors are not as wide as the corpus vectors or are not finite,
+      InputError: If the queries' vectors are not as wide as the corpus vectors or are not finite,
         `count` is below 1, or the corpus has changed.
-      ValueError: the encoder does not return one vector for each query.
-      TypeError: `queries` is not a sequence of texts; for example, it is one string or a
+      ValueError: If the encoder does not return one vector for each query.
+      TypeError: If `queries` is not a sequence of texts; for example, it is one string or a
         dictionary.
     """
     count = errors.as_integer("count", count)
@@ -108,7 +108,7 @@ class Searcher:
 
 
 def other_encoder(corpus: EmbeddedText, identity: Mapping[str, str]) -> str:
-  """Returns a message if queries and corpus have different encoders, otherwise "".
+  """Returns a message if the queries and the corpus use different encoders, otherwise "".
 
   Prompts are ignored, because queries and documents often have different prompts.
   """
@@ -135,9 +135,9 @@ def nearest_lines(
   """Returns the k lines nearest to each query.
 
   Args:
-    query_ND: Vectors of the queries.
+    query_ND: Query vectors.
     corpus: The text to search.
-    row_M: Rows of the lines to search.
+    row_M: Indices of the lines to search.
     k: Lines per query.
     search: Nearest-neighbor search.
   """
@@ -154,13 +154,13 @@ def check_width(corpus: EmbeddedText, width: int) -> None:
   if corpus.vectors.shape[1] != width:
     raise errors.InputError(
       f"{corpus.vectors.folder} has vectors of width {corpus.vectors.shape[1]}, but the encoder's "
-      f"vectors have width {width}; give the encoder that computed these vectors"
+      f"vectors have width {width}; use the encoder that computed these vectors"
     )
 
 
 def hits(neighbors: exact_search.Neighbors, read_text: Callable[[int], str]) -> list[list[Hit]]:
   """Converts neighbors to hits. `read_text` returns the text of a row."""
-  score_NK = np.clip(neighbors.score_NK, -1, 1)  # Sums of products exceed 1 by rounding.
+  score_NK = np.clip(neighbors.score_NK, -1, 1)  # Rounding can push a cosine above 1.
   texts = {row: read_text(row) for row in np.unique(neighbors.index_NK).tolist()}
   return [
     [Hit(row + 1, score, texts[row]) for row, score in zip(row_K, score_K, strict=True)]

@@ -1,1 +1,1 @@
-"""Models: networks wired to losses behind the T5X model interface."""
+"""Models, which combine a network and its losses behind T5X's model interface."""

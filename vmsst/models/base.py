@@ -1,4 +1,4 @@
-"""The model interface for trainers, evaluators and inference, compatible with T5X's interface."""
+"""The model interface used in training, evaluation and inference; it is compatible with T5X."""
 
 import abc
 import dataclasses
@@ -21,19 +21,19 @@ Metrics = dict[str, clu_metrics.Metric]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class BitextModel(abc.ABC):
-  """A model trained on sentence pairs that maps a sentence to a vector.
+  """A model that is trained on sentence pairs and maps each sentence to a vector.
 
-  The class has all members that T5X's trainers use, but it does not import T5X. It imports seqio
-  only when a trainer requests the feature converter or a vocabulary.
+  The class implements all members that T5X's trainers use, but does not import T5X. It imports
+  seqio only when a trainer requests the feature converter or a vocabulary.
 
   Attributes:
     network: Flax module to train.
     vocabulary: Vocabulary for both sides.
     optimizer_def: T5X optimizer definition; None for evaluation.
-    max_length: Maximum number of tokens per training sentence, EOS included; longer sentences are
+    max_length: Maximum number of tokens per training sentence, including EOS; longer sentences are
       truncated.
     allow_fewer_negatives: Whether to allow microbatches (a trainer setting) with a loss that
-      compares pairs. Each pair is then compared only with negatives from the same microbatch.
+      compares pairs. If True, each pair is compared only with negatives from the same microbatch.
   """
 
   network: nn.Module
@@ -66,13 +66,13 @@ class BitextModel(abc.ABC):
 
   @property
   def output_vocabulary(self) -> Any:
-    """The vocabulary for `targets`, as a seqio object; it is the same as for `inputs`."""
+    """The vocabulary for `targets`, as a seqio object; equal to `input_vocabulary`."""
     return self.input_vocabulary
 
   @property
   @abc.abstractmethod
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The network used for inference; it shares parameters with `network` by name."""
+    """The network used for inference; its parameter names are the same as in `network`."""
 
   @property
   def compares_pairs(self) -> bool:
@@ -80,16 +80,16 @@ class BitextModel(abc.ABC):
     return False
 
   def check_microbatches(self, count: int) -> None:
-    """Raises InputError if microbatches remove negatives and `allow_fewer_negatives` is False.
+    """Raises InputError if microbatches remove negatives, unless `allow_fewer_negatives` is True.
 
     Args:
       count: Number of microbatches per batch (a trainer setting).
     """
     if count > 1 and self.compares_pairs and not self.allow_fewer_negatives:
       raise errors.InputError(
-        f"NUM_MICROBATCHES={count} leaves each pair of {type(self).__name__} only 1/{count} of its "
-        f"negatives; set NUM_MICROBATCHES=None and EMBEDDING_SLICES={count} to save the same "
-        "amount of memory and keep all negatives, or set ALLOW_FEWER_NEGATIVES=True"
+        f"NUM_MICROBATCHES={count} leaves only 1/{count} of the negatives for each pair in "
+        f"{type(self).__name__}; set NUM_MICROBATCHES=None and EMBEDDING_SLICES={count} to save "
+        "the same amount of memory and keep all negatives, or set ALLOW_FEWER_NEGATIVES=True"
       )
 
   def get_initial_variables(
@@ -112,7 +112,7 @@ class BitextModel(abc.ABC):
   def loss_fn(
     self, params: Any, batch: Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss over pairs, and metrics; deterministic if `dropout_rng` is None."""
+    """Returns the mean loss over pairs, and metrics, without dropout if `dropout_rng` is None."""
 
   def eval_fn(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Returns the loss and metrics of `loss_fn`, computed without dropout."""
@@ -140,7 +140,7 @@ class BitextModel(abc.ABC):
 
 
 def average(value_B: Float[Array, "B"]) -> clu_metrics.Average:
-  """Returns a metric that averages one value per pair over batches of any size."""
+  """Returns a metric that averages values over all pairs, whatever the batch sizes."""
   total = jnp.sum(value_B, dtype=jnp.float32)
   return clu_metrics.Average(total=total, count=jnp.asarray(value_B.size, jnp.float32))
 
@@ -153,7 +153,7 @@ def ratio(total: jax.Array, count: jax.Array | float) -> clu_metrics.Average:
 
 
 def vector_metrics(vector_B2S: Float[Array, "B 2 S"], batch: Batch) -> Metrics:
-  """Returns the metrics embedding_norm and tokens_per_example (real tokens of both sides)."""
+  """Returns the metrics embedding_norm and tokens_per_example (real tokens on both sides)."""
   return {
     "embedding_norm": average(jnp.linalg.norm(vector_B2S, axis=-1)),
     "tokens_per_example": average(tokens_per_pair(batch)),
@@ -161,7 +161,7 @@ def vector_metrics(vector_B2S: Float[Array, "B 2 S"], batch: Batch) -> Metrics:
 
 
 def tokens_per_pair(batch: Batch) -> Float[Array, "B"]:
-  """Returns the number of real tokens in both sides of each pair."""
+  """Returns the number of real tokens in each pair, summed over both sides."""
   inputs_B, targets_B = (
     jnp.sum(batch[name] != arrays.PAD_ID, axis=1, dtype=jnp.float32)
     for name in ("inputs", "targets")

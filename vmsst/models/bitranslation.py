@@ -1,4 +1,4 @@
-"""The BITRANSLATION model, and functions shared with VMSST that arrange pairs and score tokens.
+"""The BITRANSLATION model, and functions that VMSST also uses to arrange pairs and score tokens.
 
 Axes: `R` rows per pair in one decoder call, `N` = `B R` rows per batch, `Z` width of the decoder's
 conditioning vector.
@@ -73,7 +73,7 @@ def score(
   *,
   dropout_rng: jax.Array | None,
 ) -> Scores:
-  """Scores the tokens of each row, given its conditioning vector, in one decoder call.
+  """Scores the tokens of all rows in one decoder call, given a conditioning vector for each row.
 
   Args:
     network: Network with a decoder and a vocabulary projection.
@@ -110,10 +110,10 @@ def score(
 def token_metrics(
   name: str, scores: Scores, indices: slice, mask_B2T: Bool[Array, "B 2 T"]
 ) -> base.Metrics:
-  """Returns nll/<name> and token_accuracy/<name>: means over the real tokens of two rows per pair.
+  """Returns nll/<name> and token_accuracy/<name>, averaged over real tokens in two rows per pair.
 
   Args:
-    name: Metric name for the two rows.
+    name: Name to use in the metrics for the two rows.
     scores: Scores of all rows.
     indices: Indices of the two rows.
     mask_B2T: True at real tokens in the two rows.
@@ -130,10 +130,10 @@ def token_metrics(
 
 
 class BitranslationModel(base.BitextModel):
-  """Translates each sentence into the other language from its semantic mean (VMSST paper).
+  """Translates each sentence into the other language, given its semantic mean (VMSST paper).
 
-  The loss of a pair is -log p(x_i | mu(x_j)) - log p(x_j | mu(x_i)), summed over real tokens, EOS
-  included.
+  The loss of a pair is -log p(x_i | mu(x_j)) - log p(x_j | mu(x_i)), summed over real tokens,
+  including EOS.
   """
 
   network: vmsst.BitranslationNetwork
@@ -149,7 +149,7 @@ class BitranslationModel(base.BitextModel):
     """Returns the mean translation loss over pairs, and metrics.
 
     Metrics: loss, nll/translation (nats per token), token_accuracy/translation, embedding_norm,
-    tokens_per_example (real tokens of both sides).
+    tokens_per_example (real tokens on both sides).
     """
     encoder_rng, decoder_rng = base.split_rng(dropout_rng, 2)
     pairs = pairs_in_batch(batch)

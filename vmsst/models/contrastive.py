@@ -23,7 +23,7 @@ PairLoss = Callable[..., Float[Array, "B"]]
 
 
 def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]) -> base.Metrics:
-  """Returns the results of `in_batch_accuracy` as metrics: accuracy/forward, accuracy/backward."""
+  """Returns `in_batch_accuracy` as the metrics accuracy/forward and accuracy/backward."""
   return {
     "accuracy/forward": base.average(forward_B),
     "accuracy/backward": base.average(backward_B),
@@ -34,28 +34,30 @@ def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]
 class InBatchNegativesModel(base.BitextModel):
   """A model whose loss compares each pair with the other pairs in the batch.
 
-  Negatives come from the global batch, whatever the number of devices. Microbatches (a trainer
-  setting) would divide this batch, so they raise an error by default; `embedding_slices` saves the
-  same amount of memory.
+  Negatives come from the global batch, regardless of the number of devices. Microbatches (a trainer
+  setting) would divide this batch, so they raise an error by default. To save the same amount of
+  memory, use `embedding_slices` instead.
 
   Attributes:
     similarity: "dot" (as in the paper) or "cosine".
     scale: Factor applied to every score; the inverse of the temperature.
-    mask_duplicates: Whether to exclude pairs that share a text, on either side, from each other's
-      negatives. A text that occurs twice in a batch has two correct answers.
+    mask_duplicates: Whether pairs that share a text, on either side, are excluded from each other's
+      negatives. If a text occurs twice in a batch, each of its two translations is a correct
+      answer.
     embedding_slices: Number of slices for gradient caching, which does not change the gradient.
-      Activations take only the memory of one slice, but the backward pass encodes every slice
-      again.
+      Memory then holds the activations of only one slice at a time, but the backward pass encodes
+      every slice again.
     matryoshka_dims: Sizes to which vectors can be truncated after training. The loss is averaged
-      over the whole vectors and the vectors truncated to each size; see `vmsst.models.matryoshka`.
+      over the full vectors and the vectors truncated to each size; see `vmsst.models.matryoshka`.
     symmetric: Whether to average the losses from sources to targets and from targets to sources. If
-      False, only the first direction is used.
+      False, only the loss from sources to targets is used.
     share_negatives: Whether to compare each source with the hard negatives of all pairs, as in E5
       and sentence-transformers. If False, each source is compared only with the hard negatives of
       its own pair, as in mUSE.
-    pair_loss: Function that returns the loss of each pair, [B], with the arguments of
-      `vmsst.losses.contrastive.contrastive_loss`. It receives `symmetric` only if that option is
-      False, and `negative_BN` only if the batch contains hard negatives.
+    pair_loss: Function that accepts the same arguments as
+      `vmsst.losses.contrastive.contrastive_loss` and also returns the loss of each pair, [B]. It
+      receives `symmetric` only if that option is False, and `negative_BN` only if the batch
+      contains hard negatives.
 
   For the inherited attributes, see `base.BitextModel`.
   """
@@ -84,7 +86,7 @@ class InBatchNegativesModel(base.BitextModel):
   def score(
     self, source_BS: Float[Array, "B S"], target_NS: Float[Array, "N S"]
   ) -> Float[Array, "B N"]:
-    """Returns the score of every source with every target."""
+    """Returns the scores between all sources and all targets."""
     cosine = self.similarity == "cosine"
     return contrastive.similarity(source_BS, target_NS, cosine=cosine, scale=self.scale)
 
@@ -96,8 +98,9 @@ class InBatchNegativesModel(base.BitextModel):
   ) -> tuple[Float[Array, "B"], base.Metrics]:
     """Returns the loss of each pair, and metrics.
 
-    Metrics: see `accuracy_metrics`. Batches with hard negatives add accuracy/negatives (0 to 1,
-    fraction of hard negatives that score below the target) and negatives_per_example.
+    Metrics: see `accuracy_metrics`. If the batch contains hard negatives, there are two more
+    metrics: accuracy/negatives (0 to 1, the fraction of hard negatives that score below the target)
+    and negatives_per_example.
 
     Args:
       vector_B2S: Vectors of both sides of each pair.
@@ -136,16 +139,16 @@ class InBatchNegativesModel(base.BitextModel):
     """Returns the loss of each pair, and the metrics of `in_batch_loss`.
 
     Args:
-      score_BB: Score of every source (rows) with every target (columns).
-      negative_BBK: Score of every source with the hard negatives of every pair; -inf for hard
-        negatives with which the source is not compared.
+      score_BB: Scores between sources (rows) and targets (columns).
+      negative_BBK: Scores between each source and the hard negatives of every pair; -inf for hard
+        negatives that the source is not compared with.
       same_BB: True for pairs that are not negatives of each other.
       batch: The batch.
     """
     metrics = accuracy_metrics(*contrastive.in_batch_accuracy(score_BB, same_BB=same_BB))
     options: dict[str, Any] = {} if self.symmetric else {"symmetric": False}
     if negative_BBK is not None:
-      # The diagonal contains the scores of each source with the hard negatives of its own pair.
+      # The diagonal contains the scores between each source and the hard negatives of its own pair.
       negative_BK = contrastive.positives(negative_BBK)
       shared_BN = negative_BBK.reshape(len(score_BB), -1)
       options["negative_BN"] = shared_BN if self.share_negatives else negative_BK
@@ -161,10 +164,10 @@ class InBatchNegativesModel(base.BitextModel):
 class ContrastiveModel(InBatchNegativesModel):
   """One encoder for both sides, trained to score translations above other sentences in the batch.
 
-  Batches may contain hard negatives, which are wrong targets for each source, in the feature
-  `negatives` (int32, [B, K, U]). Each pair then has K more sentences to encode. Rows with only
-  padding are ignored. With `mask_duplicates`, a hard negative is also ignored if it equals a text
-  in the source's pair, or in a pair that shares a text with the source's pair.
+  Batches may contain hard negatives in the feature `negatives` (int32, [B, K, U]): K wrong targets
+  for each source. The encoder must also encode these sentences. Hard negatives that contain only
+  padding are ignored. With `mask_duplicates`, a source ignores hard negatives that equal a text in
+  its own pair or in a pair that shares a text with its own pair.
 
   Attributes:
     network: Encoder for both sides.
@@ -184,9 +187,9 @@ class ContrastiveModel(InBatchNegativesModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean contrastive loss over pairs, and metrics.
 
-    Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (0 to 1, within the
-    batch), embedding_norm, tokens_per_example (real tokens of both sides), and the metrics
-    of `in_batch_loss` and `matryoshka.mean_loss`.
+    Metrics: loss, accuracy/forward (inputs to targets) and accuracy/backward (targets to inputs;
+    both from 0 to 1, within the batch), embedding_norm, tokens_per_example (real tokens on both
+    sides), and the metrics of `in_batch_loss` and `matryoshka.mean_loss`.
     """
     names = ("inputs", "targets", "negatives")
     tokens_BRT = base.interleave(*(batch[name] for name in names if name in batch))

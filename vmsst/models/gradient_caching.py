@@ -27,18 +27,18 @@ Encode = Callable[[Any, jax.Array | None], Any]
 def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None = None) -> Any:
   """Returns `encode(batch, rng)`, computed slice by slice with gradient caching.
 
-  The gradient of a loss over all outputs is exact.
+  The gradient of any loss computed from the outputs is exact.
 
   Args:
-    encode: Function that maps a slice of the batch and a random key (or None) to arrays. The first
-      axis of each array is the rows of the slice, and each row of an array depends only on the same
-      row of the slice. The function may close over parameters.
+    encode: Function that maps a slice of the batch and a random key (or None) to arrays. In each
+      array, the first axis must correspond to the rows of the slice, and row i must depend only on
+      row i of the slice. The function may close over parameters.
     batch: Arrays with the batch axis first.
     slices: Number of slices, a divisor of the batch size. With one slice, nothing is recomputed.
     rng: Random key, split into one key per slice.
 
   Raises:
-    InputError: `slices` does not divide the batch size.
+    InputError: If `slices` does not divide the batch size.
   """
 
   def without_totals(batch_slice: Any, rng: jax.Array | None) -> tuple[Any, None]:
@@ -51,23 +51,25 @@ def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None
 def map_and_sum_slices(
   encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None = None
 ) -> tuple[Any, Any]:
-  """Like `map_slices`, but also returns totals that are summed over the slices.
+  """Like `map_slices`, but also returns totals over all slices.
 
   Args:
-    encode: Function like `encode` in `map_slices`, but it returns two values: the arrays for its
-      slice, and totals over the rows of the slice, such as the sum of a loss.
+    encode: Function like `encode` in `map_slices`, except that it returns two values: the arrays
+      for a slice, and totals over the rows of the slice, such as a summed loss.
     batch: See `map_slices`.
     slices: See `map_slices`.
     rng: See `map_slices`.
 
   Raises:
-    InputError: `slices` does not divide the batch size.
+    InputError: If `slices` does not divide the batch size.
   """
   if slices == 1:
     return encode(batch, rng)
   size = jax.tree.leaves(batch)[0].shape[0]
   if slices < 1 or size % slices:
-    raise errors.InputError(f"{slices} slices do not divide a batch of {size}; choose a divisor")
+    raise errors.InputError(
+      f"a batch of {size} rows does not divide into {slices} equal slices; use a divisor of {size}"
+    )
 
   # Slice s contains the rows s, s + slices, s + 2 slices, ... Each device holds consecutive rows,
   # so every slice contains the same number of rows from each device, and no row moves between
@@ -97,11 +99,11 @@ def embed_texts(
   """Returns the vectors of the R texts in each row, computed with gradient caching.
 
   Args:
-    network: Network that maps token ids to vectors (see `sentence_encoder.embed`), in one call per
-      slice.
+    network: Network that maps token ids to vectors (see `sentence_encoder.embed`); it is called
+      once per slice.
     params: Network parameters.
     tokens_BRT: Token ids, for example of both texts in each pair.
-    slices: See `map_slices`, which also describes the error.
+    slices: Number of slices; must divide the batch size (see `map_slices`).
     rng: Random key for dropout, split into one key per slice; if None, there is no dropout.
   """
 

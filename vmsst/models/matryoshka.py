@@ -1,12 +1,12 @@
 """Matryoshka losses, which make the first dimensions of a vector useful on their own.
 
-A model computes its in-batch loss from the whole vectors and from their first dimensions. To save
-memory and search time, you can then truncate the vectors from the trained encoder
-(`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). `vmsst eval --dimensions 64` evaluates
-the truncated vectors.
+During training, the model computes its in-batch loss from the full vectors and also from their
+first dimensions. After training, you can truncate vectors to save memory and search time
+(`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). To evaluate truncated vectors, use
+`vmsst eval --dimensions 64`.
 
-`LayersModel` does the same for the first layers of the encoder. To make the trained encoder faster,
-keep only these layers (`Encoder.truncate(4)`).
+`LayersModel` does the same for the first layers of the encoder. After training, you can keep only
+the first layers to make the encoder faster (`Encoder.truncate(4)`).
 
 References: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights); Li et al.
 2024, 2D Matryoshka Sentence Embeddings.
@@ -33,7 +33,7 @@ def check_dims(dims: Any, name: str = "matryoshka_dims") -> None:
   if not numbers or len({*dims}) < len(dims):
     raise errors.InputError(
       f"{name} is {dims!r}; set it to distinct positive integers, such as (64, 128) for dimensions "
-      "or (2, 4) for layers, or to () to train only the whole vector or encoder"
+      "or (2, 4) for layers, or to () to train only the full vectors or encoder"
     )
 
 
@@ -42,21 +42,21 @@ def mean_loss(
   vectors: Vectors,
   dims: Sequence[int],
 ) -> tuple[Float[Array, "..."], base.Metrics]:
-  """Returns the mean loss over the whole vectors and the vectors truncated to each size in `dims`.
+  """Returns the mean loss over the full vectors and the vectors truncated to each size in `dims`.
 
   Truncation sets the remaining dimensions to zero, so they do not affect dot products or cosines.
 
   Args:
     loss: Function that maps vectors to a loss and metrics.
-    vectors: One or more arrays whose last axis is the vector dimensions.
-    dims: Numbers of dimensions to keep; if empty, only the whole vectors are used.
+    vectors: One or more arrays of vectors; the last axis is truncated.
+    dims: Numbers of dimensions to keep; if empty, only the full vectors are used.
 
   Returns:
-    The mean loss, and metrics. The metrics of the whole vectors have no prefix. The loss and
-    metrics of the truncated vectors have a prefix such as `first_64/`.
+    The mean loss, and metrics. The metrics for the full vectors have no prefix. The loss and
+    metrics for the truncated vectors have a prefix such as `first_64/`.
 
   Raises:
-    InputError: a number in `dims` is not below the width of the vectors.
+    InputError: If a number in `dims` is not smaller than the width of the vectors.
   """
   total, metrics = loss(vectors)
   metrics = dict(metrics)
@@ -71,21 +71,22 @@ def mean_loss(
 def _first(x: Float[Array, "... S"], dim: int) -> Float[Array, "... S"]:
   if dim >= x.shape[-1]:
     raise errors.InputError(
-      f"matryoshka_dims has {dim}, but vectors have {x.shape[-1]} dimensions; use smaller sizes"
+      f"matryoshka_dims contains {dim}, but the vectors have {x.shape[-1]} dimensions; use sizes "
+      f"below {x.shape[-1]}"
     )
   return jnp.where(jnp.arange(x.shape[-1]) < dim, x, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LayersModel(base.BitextModel):
-  """Trains an encoder and shorter encoders made of its first layers, all with the same loss.
+  """Trains an encoder, and shorter encoders that use only its first layers, with the same loss.
 
-  The loss is the mean over the encoders. Each encoder computes its own layers, so a training step
-  for a 6-layer encoder and its first 2 and 4 layers takes as long as a step for 12 layers.
+  The loss is averaged over the encoders. The encoders share parameters but no computation, so a
+  training step for a 6-layer encoder with `layers=(2, 4)` takes as long as a step for 12 layers.
 
   Attributes:
     model: Model that computes the loss of each encoder.
-    layers: Numbers of layers in the shorter encoders.
+    layers: Number of layers in each shorter encoder.
 
   For the inherited attributes, see `base.BitextModel`.
   """
@@ -112,11 +113,11 @@ class LayersModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean loss, and metrics.
 
-    Metrics: `loss` is the mean loss. The remaining metrics of the whole encoder have no prefix. The
-    metrics of the shorter encoders have a prefix such as `layers_4/`.
+    Metrics: `loss` is the mean loss. The other metrics for the full encoder have no prefix. The
+    metrics for the shorter encoders have a prefix such as `layers_4/`.
 
     Raises:
-      InputError: a number in `layers` is not below the number of layers in the encoder.
+      InputError: If a number in `layers` is not smaller than the encoder's number of layers.
     """
     total, metrics = self.model.loss_fn(params, batch, dropout_rng)
     losses = [metrics["loss"]]

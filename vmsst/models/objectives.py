@@ -15,11 +15,11 @@ from vmsst.networks import sentence_encoder
 class ObjectivesModel(base.BitextModel):
   """Trains one encoder with several losses.
 
-  The batch feature `objective/NAME` selects the model that computes the loss. One training step is
-  compiled per objective.
+  The batch feature `objective/NAME` selects the model that computes the loss. A separate training
+  step is compiled for each objective.
 
   Attributes:
-    models: Models by objective name; all models share the same encoder and vocabulary.
+    models: Models, keyed by objective name; all models must share the same encoder and vocabulary.
 
   For the inherited attributes, see `base.BitextModel`.
   """
@@ -52,7 +52,7 @@ class ObjectivesModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss and metrics of the batch's objective; `NAME/loss` repeats the loss."""
+    """Returns the objective's loss and metrics; the metric `NAME/loss` repeats the loss."""
     (feature_name,) = (feature for feature in batch if feature.startswith(tables.OBJECTIVE))
     name = feature_name.removeprefix(tables.OBJECTIVE)
     loss, metrics = self.models[name].loss_fn(params, batch, dropout_rng)

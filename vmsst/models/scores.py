@@ -1,6 +1,7 @@
-"""Models that learn gold similarities of pairs, or a teacher's scores for candidates.
+"""Models that learn from gold similarities of pairs, or from a teacher's scores for candidates.
 
-Axes: `K` hard negatives per pair, `C` = 1 + K candidates per query, starting with the target.
+Axes: `K` hard negatives per pair, `C` = 1 + K candidates per query (the target, then the hard
+negatives).
 """
 
 import dataclasses
@@ -20,14 +21,14 @@ from vmsst.networks import sentence_encoder
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class SimilarityModel(base.BitextModel):
-  """Trains cosines on pairs with gold similarities, as in semantic textual similarity.
+  """Trains an encoder on pairs with gold similarities, as in semantic textual similarity.
 
   The gold similarity of each pair is read from the float32 feature `scores`, [B, 1].
 
   Attributes:
     network: Encoder for both sides.
     loss: "cosent" ranks the pairs in a batch, so gold similarities may have any range; "mse" is the
-      squared error of each pair's cosine, so gold similarities must be from -1 to 1.
+      mean squared error of the cosines, so gold similarities must lie between -1 and 1.
     scale: Factor that "cosent" applies to every cosine; the inverse of the temperature.
     embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
     matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
@@ -64,7 +65,7 @@ class SimilarityModel(base.BitextModel):
     """Returns the loss of the batch, and metrics.
 
     Metrics: loss, error (mean absolute difference between cosine and gold similarity),
-    embedding_norm, tokens_per_example (real tokens of both sides), and the metrics of
+    embedding_norm, tokens_per_example (real tokens on both sides), and the metrics of
     `matryoshka.mean_loss`.
     """
     tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
@@ -91,10 +92,10 @@ class SimilarityModel(base.BitextModel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreDistillationModel(contrastive_model.ContrastiveModel):
-  """Trains the scores for a query's target and hard negatives to match a teacher's scores.
+  """Trains an encoder to match a teacher's scores for each query's target and hard negatives.
 
-  The teacher is usually a cross-encoder. The float32 feature `scores`, [B, 1 + K], contains its
-  scores. Hard negatives that `ContrastiveModel` ignores are ignored here, too.
+  The teacher is usually a cross-encoder. The float32 feature `scores`, [B, 1 + K], contains the
+  teacher's scores. This model ignores the same hard negatives as `ContrastiveModel`.
 
   Attributes:
     distillation: "kl_divergence" compares distributions over the candidates; "margin_mse" compares
@@ -128,15 +129,15 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
     same_BB: Bool[Array, "B B"] | None,
     batch: base.Batch,
   ) -> tuple[Float[Array, "B"], base.Metrics]:
-    """Returns the loss of each pair, and metrics with loss/distillation and loss/contrastive.
+    """Returns the loss of each pair, and metrics, including loss/distillation and loss/contrastive.
 
-    For the arguments and the remaining metrics, see `ContrastiveModel`.
+    For the arguments and the other metrics, see `ContrastiveModel`.
     """
     contrastive_B, metrics = super().loss_of_scores(score_BB, negative_BBK, same_BB, batch)
     if negative_BBK is None or "scores" not in batch:
       raise errors.InputError(
-        "the batch has no hard negatives with a teacher's scores; add the features negatives and "
-        "scores to the data"
+        "the batch has no hard negatives with a teacher's scores; add the features `negatives` and "
+        "`scores` to the data"
       )
     negative_BK = contrastive.positives(negative_BBK)
     score_BC = jnp.concatenate([contrastive.positives(score_BB)[:, None], negative_BK], axis=1)

@@ -21,7 +21,7 @@ from vmsst.networks import sentence_encoder, vmsst
 
 # A latent whose mutual information with the text is below this value, in nats, has collapsed.
 COLLAPSED_BELOW = 0.1
-# Latent names in metrics.
+# Names of the latents in metrics.
 LATENTS = ("semantic", "input_language", "target_language")
 # Each pair has four rows in the decoder call: two reconstructions, then two translations.
 _RECONSTRUCTION, _TRANSLATION = slice(0, 2), slice(2, 4)
@@ -38,31 +38,33 @@ class _Terms(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class VmsstModel(base.BitextModel):
-  """Source separation with a variational bound, and translation from the semantic mean.
+  """Trains source separation with a variational bound, and translation from the semantic mean.
 
   The loss of a pair, averaged over the batch's pairs:
 
     -log p(x_i | mu_sem(x_j), 0) - log p(x_j | mu_sem(x_i), 0) - elbo_weight * ELBO
     ELBO = log p(x_i | z_sem, z_i) + log p(x_j | z_sem, z_j) - kl_weight * (KL_sem + KL_i + KL_j)
 
-  Log-likelihoods are summed over real tokens, EOS included; KLs are summed over dimensions. z_sem
-  is sampled from the posterior of one side, which alternates by row and swaps at every step. By
-  default, translation uses the prior mean (zero) as the language latent. The target's latent would
-  leak the text to predict, and the source's latent describes a different language. The KL weight
-  rises linearly from 0 to `kl_weight` over the first `kl_anneal_steps` steps.
+  Log-likelihoods are summed over real tokens, including EOS; KLs are summed over dimensions. z_sem
+  is sampled from the posterior of one side of the pair; the side alternates from row to row and
+  from step to step. By default, translation uses the prior mean (zero) as the language latent,
+  because the target's latent would leak the text to predict, and the source's latent describes a
+  different language. The KL weight rises linearly from 0 to `kl_weight` over the first
+  `kl_anneal_steps` steps.
 
   Attributes:
     network: Network with both encoders and the decoder.
-    elbo_weight: Lambda in the paper.
-    kl_anneal_steps: Steps until the KL terms reach their full weight; with 0, they start at full
-      weight.
-    kl_weight: Full weight of the KL terms; with 0, they are omitted, but latents are still sampled.
-    elbo_sample: Whether the ELBO's reconstructions use samples of the latents. If False, they use
-      posterior means, as in the released code of Wieting et al. (2020).
+    elbo_weight: Weight of the ELBO (lambda in the paper).
+    kl_anneal_steps: Number of steps over which the KL weight rises to `kl_weight`; if 0, the KL
+      weight is constant.
+    kl_weight: Final weight of the KL terms; if 0, the KL terms are omitted, but latents are still
+      sampled.
+    elbo_sample: Whether the ELBO's reconstructions use samples of the latents. If False, the
+      reconstructions use posterior means, as in the released code of Wieting et al. (2020).
     language_mean: Whether translation uses the posterior mean of the target's language latent
       instead of the prior mean. This posterior mean is computed from the text to predict.
-    evaluation_samples: Number of samples for the likelihood bounds in evaluation; with 0, the
-      bounds are omitted.
+    evaluation_samples: Number of samples for the likelihood bounds in evaluation; if 0, the bounds
+      are omitted.
 
   For the inherited attributes, see `base.BitextModel`.
   """
@@ -97,21 +99,21 @@ class VmsstModel(base.BitextModel):
 
     Args:
       params: Network parameters.
-      batch: `inputs`, `targets`, `input_language` and `target_language`.
-      dropout_rng: Random key for latents and dropout. If None, latents are posterior means and
-        there is no dropout.
+      batch: Features `inputs`, `targets`, `input_language` and `target_language`.
+      dropout_rng: Random key for sampling latents and for dropout. If None, the posterior means are
+        used as latents, and there is no dropout.
       step: Number of completed steps; required in training if the KL terms are annealed. If omitted
         in evaluation, the KL terms have their full weight.
 
     Raises:
-      InputError: the KL terms are annealed, but `step` is missing in training.
+      InputError: If the KL terms are annealed but `step` is missing in training.
 
-    Metrics: loss; nll/ (nats per token) and token_accuracy/ for translation and reconstruction; for
-    each latent (semantic, input_language and target_language), kl/ (nats per sentence),
-    kl_per_dim/, active_dims/ (number of dimensions with a KL above 0.01 nats), mutual_information/
-    (with the text, in nats; at most the logarithm of the number of pairs) and collapsed/ (1 if the
-    mutual information is below COLLAPSED_BELOW); kl_weight; embedding_norm; tokens_per_example
-    (real tokens of both sides).
+    Metrics: loss; nll/* (nats per token) and token_accuracy/* for translation and reconstruction;
+    for each latent (semantic, input_language and target_language), kl/* (nats per sentence),
+    kl_per_dim/*, active_dims/* (number of dimensions with a KL above 0.01 nats),
+    mutual_information/* (between latent and text, in nats; at most the logarithm of the number of
+    pairs) and collapsed/* (1 if the mutual information is below COLLAPSED_BELOW); kl_weight;
+    embedding_norm; tokens_per_example (real tokens on both sides).
     """
     if step is None and dropout_rng is not None and self.kl_anneal_steps and self.kl_weight:
       raise InputError(
@@ -147,7 +149,7 @@ class VmsstModel(base.BitextModel):
     *,
     dropout: bool = True,
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss and metrics; z_sem of each pair is sampled from the side in `side_B`."""
+    """Returns the loss and metrics; `side_B` selects the side from which each z_sem is sampled."""
     terms = self._terms(params, batch, side_B, rng, step, dropout=dropout)
     return terms.total / side_B.size, terms.metrics | latent_metrics(terms.latents, rng)
 
@@ -192,7 +194,7 @@ class VmsstModel(base.BitextModel):
     if step is not None and self.kl_anneal_steps:
       kl_weight *= jnp.minimum(1.0, jnp.asarray(step, jnp.float32) / self.kl_anneal_steps)
     total = scores.weighted
-    if self.kl_weight:  # with weight 0, an infinite KL would give NaN
+    if self.kl_weight:  # 0 times an infinite KL would be NaN.
       total += self.elbo_weight * kl_weight * jnp.sum(kl_B)
     metrics = {
       "loss": base.ratio(total, count),
@@ -206,7 +208,7 @@ class VmsstModel(base.BitextModel):
   def _bounds(
     self, params: Any, batch: base.Batch, side_B: Int[Array, "B"], rng: jax.Array
   ) -> base.Metrics:
-    """Returns log-likelihood bounds for both sides; z_sem is from the side in `side_B`."""
+    """Returns log-likelihood bounds for both sides; `side_B` selects the side for z_sem."""
     pairs = bitranslation.pairs_in_batch(batch)
     embedded_B2TD = bitranslation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, None)
@@ -240,7 +242,7 @@ class VmsstModel(base.BitextModel):
     embedded_B2TD: Float[Array, "B 2 T D"],
     dropout_rng: jax.Array | None,
   ) -> vmsst.Posteriors:
-    """Returns the posteriors of both sides of each pair, [B, 2, ...], with one call per encoder."""
+    """Returns the posteriors of both sides of each pair, [B, 2, ...]; calls each encoder once."""
     posteriors = sentence_encoder.run(
       self.network,
       params,
@@ -252,11 +254,12 @@ class VmsstModel(base.BitextModel):
 
 
 def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None) -> base.Metrics:
-  """Returns the latent metrics of a batch; `VmsstModel.loss_fn` describes them.
+  """Returns the metrics of the latents in a batch; `VmsstModel.loss_fn` describes these metrics.
 
   Args:
-    latents: Posteriors by latent name.
-    rng: Random key for the samples that estimate mutual information (default: a fixed key).
+    latents: Posteriors, keyed by latent name.
+    rng: Random key for the samples that are used to estimate mutual information (default: a fixed
+      key).
   """
   metrics = {}
   keys = base.split_rng(jax.random.key(0) if rng is None else rng, len(latents))
@@ -276,7 +279,7 @@ def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None
 def _latents_of_pairs(
   by_side: vmsst.Posteriors, side_B: Int[Array, "B"]
 ) -> dict[str, gaussian.Latent]:
-  """Returns the mean and log-variance of each latent; z_sem is from the side in `side_B`."""
+  """Returns the mean and log-variance of each latent; `side_B` selects the side for z_sem."""
   semantic = (by_side.semantic_mean_BS, by_side.semantic_log_variance_BS)
   language = (by_side.language_mean_BG, by_side.language_log_variance_BG)
   values: list[Any] = [
@@ -300,13 +303,13 @@ def _sample_latents(
   input_language_BG: Float[Array, "B G"],
   target_language_BG: Float[Array, "B G"],
 ) -> Float[Array, "B 2 Z"]:
-  """Returns conditioning vectors for reconstructing both sides, made from sampled latents."""
+  """Returns the conditioning vectors for reconstructing both sides from sampled latents."""
   language_B2G = jnp.stack([input_language_BG, target_language_BG], axis=1)
   return _conditions(language_B2G, jnp.stack([semantic_BS, semantic_BS], axis=1))
 
 
 def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
-  """Repeats both sides: once for reconstruction and once for translation."""
+  """Duplicates both sides: the first copy is for reconstruction, the second for translation."""
   return jnp.concatenate([x, x], axis=1)
 
 
@@ -314,11 +317,11 @@ def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
 class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
   """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST.
 
-  The contrastive loss compares semantic means. Gradient caching covers both tasks: it encodes and
-  decodes one slice at a time.
+  The contrastive loss compares semantic means. Gradient caching covers both tasks, so only one
+  slice is encoded and decoded at a time.
 
   Attributes:
-    vmsst_weight: Weight of the VMSST loss; within the VMSST loss, the ELBO has the weight
+    vmsst_weight: Weight of the VMSST loss. Within this loss, the weight of the ELBO is
       `elbo_weight`.
 
   For the inherited attributes, see `VmsstModel` and `contrastive.InBatchNegativesModel`.
@@ -342,8 +345,8 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss and metrics of both tasks.
 
-    Metrics in addition to the `VmsstModel` metrics: loss/contrastive, loss/vmsst, accuracy/forward
-    and accuracy/backward, and the metrics of `matryoshka.mean_loss`.
+    Metrics, in addition to the metrics of `VmsstModel`: loss/contrastive, loss/vmsst,
+    accuracy/forward and accuracy/backward, and the metrics of `matryoshka.mean_loss`.
     """
 
     def vmsst_of_slice(batch_slice: Any, rng: jax.Array | None) -> Any:

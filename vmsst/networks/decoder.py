@@ -2,9 +2,9 @@
 
 Instead of cross-attention, each layer adds `W [LN(x); z]` to its hidden states (VMSST paper,
 section 5; Wieting et al. 2020). `z` is the same at every position, so `W` is stored as two kernels,
-and the product with `z` is computed once per sentence. The rest matches the T5 decoder: causal
-self-attention with unidirectional relative positions, a gated feed-forward layer, and a norm before
-each of them.
+and the product with `z` is computed once per sentence. Otherwise, each layer is the same as in the
+T5 decoder: causal self-attention with unidirectional relative positions and a gated feed-forward
+layer, each with a norm before it.
 
 Axes: `Z` is the width of the conditioning vector, which is `[z_lang; z_sem]` in VMSST.
 """
@@ -20,7 +20,7 @@ from vmsst.networks import dropout, t5
 
 
 def slice_initializer(rows: int, fan_in: int) -> Any:
-  """Returns an initializer for `rows` rows of a kernel that has `fan_in` rows in total."""
+  """Returns an initializer for `rows` of the `fan_in` rows in a kernel."""
   return nn.initializers.variance_scaling(rows / fan_in, "fan_in", "truncated_normal")
 
 
@@ -41,7 +41,8 @@ class SentenceInjection(nn.Module):
     features, fan_in = x_BTD.shape[-1], x_BTD.shape[-1] + sentence_BZ.shape[-1]
 
     def linear(name: str, x: Float[Array, "... M"]) -> Float[Array, "... D"]:
-      # A feed-forward layer's second kernel has the same axes; T5X's rules shard its input axis.
+      # Use the logical axes of a feed-forward layer's second kernel; T5X's rules shard the first
+      # axis.
       kernel_init = slice_initializer(x.shape[-1], fan_in)
       return t5.Dense(features, ("mlp", "embed"), kernel_init, self.config.dtype, name=name)(x)
 
@@ -86,7 +87,7 @@ class Step(NamedTuple):
 
   Attributes:
     position: Position of the token to predict, counted from 0.
-    length: Maximum number of tokens per sentence, which is the number of steps.
+    length: Maximum number of tokens per sentence, and thus the total number of steps.
   """
 
   position: Int[Array, ""]
@@ -116,19 +117,19 @@ class LatentDecoder(nn.Module):
     step: Step | None = None,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns states in the compute dtype; the state at t predicts token t from earlier tokens.
+    """Returns hidden states in the compute dtype; state t predicts token t from earlier tokens.
 
     Padding must be at the end; hidden states at padding are undefined.
 
     Args:
-      embedded_BTD: Vectors of the tokens to predict. The decoder shifts them right by one position
-        and inserts the language vector at the start (VMSST paper, appendix A.2).
-      languages_B: Language to decode into; an index into `vmsst.languages`.
+      embedded_BTD: Vectors of the tokens to predict. The decoder shifts these vectors right by one
+        position and inserts the language vector at the start (VMSST paper, appendix A.2).
+      languages_B: Target language of each row; an index into `vmsst.languages`.
       sentence_BZ: Sentence vectors.
-      step: The generation step; if omitted, all positions are computed at once. With a step,
-        `embedded_BTD` contains one vector per row: the vector of the previous token, or any vector
-        at the first step. `t5.SelfAttention` describes the cache.
-      deterministic: False enables dropout (needs an rng named "dropout").
+      step: The generation step; if omitted, all positions are computed at once. If a step is
+        passed, `embedded_BTD` contains one vector per row: the vector of the previous token, or any
+        vector at the first step. `t5.SelfAttention` describes the cache.
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     cfg = self.config
     start_B1D = t5.TokenEmbedder(

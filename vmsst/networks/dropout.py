@@ -53,7 +53,7 @@ def random_levels(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns independent, uniformly distributed integers from 0 to 2^16 - 1, as uint32."""
   axis = max(len(shape) - 2, 0)
   size = shape[axis]
-  # Use two random words as the key for `random_words`, so that `key` may use any implementation.
+  # Use two random words as the key for `random_words`, so that `key` may use any PRNG.
   words = random_words(
     jax.random.bits(key, (2,), jnp.uint32), (*shape[:axis], (size + 1) // 2, *shape[axis + 1 :])
   )
@@ -65,7 +65,7 @@ def random_words(key_2: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns the same uint32 words as `jax.random.bits` with the same threefry key.
 
   Args:
-    key_2: The key's data, two words.
+    key_2: The two words of the key's data.
     shape: Shape of the result, which must have fewer than 2^32 words.
   """
 

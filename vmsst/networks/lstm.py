@@ -8,7 +8,7 @@ Axes in addition to the library's key: `E` width of token embeddings, `R` readin
 width of an LSTM state, `Q` = 4 C for its four gates (input, forget, cell, output). Inside the
 networks, time is the first axis.
 
-References: Artetxe and Schwenk 2019 (LASER); details from its released training code.
+References: Artetxe and Schwenk 2019 (LASER), with details from LASER's released training code.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ from vmsst.networks import dropout, t5
 
 @dataclasses.dataclass(frozen=True)
 class LstmConfig:
-  """Configuration of LASER's networks, with plain values only, so that gin can bind and save it.
+  """Configuration of LASER's networks; all fields are plain values that gin can bind and save.
 
   Attributes:
     vocab_size: Number of rows in a token table (V); at least the vocabulary size.
@@ -39,7 +39,8 @@ class LstmConfig:
     decoder_output_dim: Width of the decoder's output, which is the input of the vocabulary
       projection.
     language_dim: Width of the decoder's language embedding.
-    initializer_range: Parameters are initialized uniformly between minus and plus this value.
+    initializer_range: Parameters are initialized uniformly between -`initializer_range` and
+      `initializer_range`.
     dropout_rate: Dropout probability for the output of each encoder layer.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, gate activations and cells are always
       float32.
@@ -64,7 +65,7 @@ class LstmConfig:
 
   @property
   def width(self) -> int:
-    """Width of the encoder's hidden states, with both directions together."""
+    """Width of the encoder's hidden states, with both directions concatenated."""
     return 2 * self.hidden_dim
 
   def token_embedder(self) -> t5.TokenEmbedder:
@@ -84,7 +85,7 @@ def lstm(
   hidden_RBC: Float[Array, "R B C"],
   cell_RBC: Float[Array, "R B C"],
 ) -> Float[Array, "T R B C"]:
-  """Returns LSTM hidden states after each step; steps with a False mask leave states unchanged.
+  """Returns the LSTM's hidden states after each step; skipped steps leave the states unchanged.
 
   With the gates i, f, g, o = gates_t + h_{t-1} kernel:
 
@@ -92,7 +93,7 @@ def lstm(
     h_t = sigmoid(o) tanh(c_t)
 
   Args:
-    gates_TRBQ: Contribution of the inputs to the gates before activation, biases included.
+    gates_TRBQ: Contribution of the inputs to the gates before activation, including biases.
     kernel_RCQ: Kernel of the recurrent matmul, with the dtype of `gates_TRBQ`.
     mask_TRB: False at steps to skip.
     hidden_RBC: Initial hidden states, with the dtype of `gates_TRBQ`.
@@ -172,8 +173,8 @@ def _lstm_backward(saved: tuple[jax.Array, ...], grad_TRBC: jax.Array) -> tuple[
   (hidden_grad_RBC, cell_grad_RBC), gates_grad_TRBQ = jax.lax.scan(
     step, (zeros_RBC, zeros_RBC), (grad_TRBC, gates_TRBQ, mask_TRB, memory_TRBC), reverse=True
   )
-  # Use one matmul over all steps, because inside the loop, each step would read and write the whole
-  # gradient.
+  # Use one matmul over all steps. Inside the loop, every step would have to read and write the
+  # whole gradient.
   kernel_grad_RCQ = jnp.einsum(
     "trbc,trbq->rcq", before_TRBC, gates_grad_TRBQ, preferred_element_type=jnp.float32
   )
@@ -209,7 +210,7 @@ def _parameter(
 
 
 def _product(x_TBD: jax.Array, kernel_DQ: jax.Array) -> jax.Array:
-  """Returns `x @ kernel`, [T, B, Q], as a 2-D matmul (faster on XLA's CPU backend).
+  """Returns `x @ kernel`, [T, B, Q], computed as a 2-D matmul (faster on XLA's CPU backend).
 
   A sharded batch stays 3-D, because merging T and B would move all rows between devices.
   """
@@ -232,10 +233,10 @@ class BiLstmLayer(nn.Module):
   def __call__(
     self, x_TBD: Float[Array, "T B D"], mask_TB: Bool[Array, "T B"]
   ) -> Float[Array, "T B M"]:
-    """Returns [forward; backward] states with M = 2 C; states at padding are zeros."""
+    """Returns [forward; backward] states of width M = 2 C; states at padding are zeros."""
     width = self.config.hidden_dim
     # T5X's rules replicate the axis "kv". If the axis were sharded instead, the gates would be
-    # split, and the loop would gather them at every step.
+    # split over devices, and the loop would have to gather them at every step.
     input_kernel = _parameter(
       self.config, "input_kernel", (x_TBD.shape[-1], 8 * width), ("embed", "kv")
     )
@@ -245,8 +246,8 @@ class BiLstmLayer(nn.Module):
     bias = _parameter(self.config, "bias", (8 * width,), ("kv",))
 
     gates_TBRQ = (_product(x_TBD, input_kernel) + bias).reshape(*x_TBD.shape[:2], 2, -1)
-    # The second direction starts from the last position, which is often padding. Steps at padding
-    # are skipped, so the last real token still starts from the initial state.
+    # The backward direction starts at the last position, which is often padding. Steps at padding
+    # are skipped, so the initial state still precedes the last real token.
     states_TRBC = lstm(
       jnp.stack([gates_TBRQ[:, :, 0], gates_TBRQ[::-1, :, 1]], axis=1),
       recurrent_kernel_RCQ,
@@ -262,7 +263,7 @@ class LstmEncoder(nn.Module):
   """A stack of bidirectional LSTM layers over embedded tokens.
 
   Attributes:
-    config: Configuration of the encoder; the decoder's sizes are ignored.
+    config: Configuration of the encoder; decoder sizes in it are ignored.
   """
 
   config: LstmConfig
@@ -275,12 +276,12 @@ class LstmEncoder(nn.Module):
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
-    """Returns hidden states in the compute dtype, with D = 2 `hidden_dim` and zeros at padding.
+    """Returns hidden states of width D = 2 `hidden_dim`, in the compute dtype; zeros at padding.
 
     Args:
-      embedded_BTE: Token vectors, plus anything the caller adds to them.
+      embedded_BTE: Token vectors, including any vectors that the caller added to them.
       mask_BT: True at real tokens.
-      deterministic: False enables dropout (needs an rng named "dropout").
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     cfg = self.config
     x_TBD = embedded_BTE.astype(cfg.dtype).swapaxes(0, 1)
@@ -295,8 +296,8 @@ class LstmDecoder(nn.Module):
   """Computes the states that predict the next token of a sentence, given the sentence vector.
 
   The input at every step is [token; sentence; language]. The initial state is a linear function of
-  the sentence. The sentence and the language are the same at all steps, so their matmuls are
-  computed once.
+  the sentence vector. The sentence and language vectors are the same at all steps, so the matmuls
+  that use these vectors are computed once.
 
   Attributes:
     config: Configuration of the decoder; `emb_dim` is the only encoder size that the decoder uses.
@@ -318,9 +319,9 @@ class LstmDecoder(nn.Module):
     Padding must be at the end; states at padding are undefined.
 
     Args:
-      embedded_BTE: Vectors of the tokens to predict. The decoder shifts them right by one position
-        and inserts a learned start vector (in LASER, the vector of the EOS token).
-      languages_B: Language to decode into; an index outside the table gives NaN.
+      embedded_BTE: Vectors of the tokens to predict. The decoder shifts these vectors right by one
+        position and inserts a learned start vector (in LASER, the vector of the EOS token).
+      languages_B: Target language of each row; an index outside the table gives NaN.
       sentence_BZ: Sentence vectors.
     """
     cfg = self.config
@@ -341,7 +342,7 @@ class LstmDecoder(nn.Module):
     start_1BE = jnp.broadcast_to(start_E, (1, batch, cfg.emb_dim))
     tokens_TBE = jnp.concatenate([start_1BE, embedded_BTE[:, :-1].astype(cfg.dtype).swapaxes(0, 1)])
 
-    # The sentence and the language contribute the same values to the gates at every step.
+    # The contribution of the sentence and the language to the gates is the same at every step.
     once_BQ = sentence_BZ @ kernel("sentence", sentence_BZ.shape[-1], 4 * width)
     once_BQ += language_BG @ kernel("language", cfg.language_dim, 4 * width)
     once_BQ += bias("gates", 4 * width)

@@ -37,7 +37,7 @@ LAYER_NORM_EPSILON = 1e-5
 
 
 class EncoderConfig(Protocol):
-  """Encoder configuration: a frozen dataclass of plain values that constructs the encoder."""
+  """Interface for encoder configurations: frozen dataclasses that construct the encoder."""
 
   __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -65,7 +65,7 @@ class EncoderConfig(Protocol):
 
 
 class Dense(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-  """A linear layer and an activation.
+  """A linear layer followed by an activation.
 
   Attributes:
     features: Width of the output.
@@ -87,7 +87,7 @@ class LayerNorm(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=Tru
 
 
 class Dropout(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-  """Dropout, in training only.
+  """Dropout that is applied only in training.
 
   Attributes:
     rate: Probability of zeroing a value.
@@ -109,11 +109,11 @@ Layer = Dense | LayerNorm | Dropout | Normalize
 class SentenceEncoder(nn.Module):
   """Maps token ids to sentence vectors, the means of the semantic latent (VMSST paper, section 5).
 
-  Without the head, the vectors are the pooled hidden states themselves, as in EMS. Imported
-  encoders use the pooling that they were trained with.
+  Without the head, the sentence vectors are the pooled hidden states, as in EMS. Imported encoders
+  use the pooling with which they were trained.
 
-  Inference can load this network from any larger model whose parameters have `token_embedder`,
-  `encoder` and `mean` at the top level.
+  Inference can load this network from any larger model whose top-level parameters include
+  `token_embedder`, `encoder` and `mean`.
 
   Attributes:
     config: Configuration of the encoder.
@@ -144,14 +144,14 @@ class SentenceEncoder(nn.Module):
     *_, width = self.widths
     if self.latent_dim != width:
       raise errors.InputError(
-        f"SentenceEncoder.latent_dim is {self.latent_dim}, but the sentence vectors have the width "
+        f"SentenceEncoder.latent_dim is {self.latent_dim}, but the sentence vectors have width "
         f"{width}; set it to {width}, or set SentenceEncoder.head to True"
       )
     super().__post_init__()
 
   @property
   def layers(self) -> dict[str, Layer]:
-    """The layers after the pooling, by parameter name."""
+    """The layers after the pooling, keyed by parameter name."""
     layers: dict[str, Layer] = {}
     if self.pooler_dim is not None:
       layers["pooler"] = Dense(self.pooler_dim)
@@ -173,7 +173,7 @@ class SentenceEncoder(nn.Module):
     """Creates the submodules."""
     self.token_embedder = self.config.token_embedder()
     self.encoder = self.config.encoder()
-    # These layers are small, so they use the axis "kv", which T5X's rules replicate.
+    # These layers are small, so they use the logical axis "kv", which T5X's rules replicate.
     for name, layer in self.layers.items():
       if isinstance(layer, Dense):
         setattr(self, name, t5.Dense(layer.features, ("embed", "kv"), use_bias=layer.bias))
@@ -201,8 +201,8 @@ class SentenceEncoder(nn.Module):
       elif isinstance(layer, Dropout):
         vector_BS = getattr(self, name)(vector_BS, deterministic=deterministic)
       else:
-        # Bounding the length from below, instead of adding an epsilon, keeps all but tiny lengths
-        # exact. Zeros stay zeros.
+        # Use a lower bound for the length instead of adding an epsilon, so that all but tiny
+        # lengths stay exact. Zeros stay zeros.
         square_B1 = jnp.sum(jnp.square(vector_BS), axis=-1, keepdims=True)
         vector_BS = vector_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
     return layouts.constrain(vector_BS, ("batch", "kv"))
@@ -215,7 +215,7 @@ def embed(
   *,
   dropout_rng: jax.Array | None = None,
 ) -> Float[Array, "B S"]:
-  """Returns sentence vectors from a network that has the call signature of `SentenceEncoder`.
+  """Returns sentence vectors from a network with the same call signature as `SentenceEncoder`.
 
   Args:
     network: The network.
@@ -233,7 +233,7 @@ def run(
   *arrays: jax.Array,
   dropout_rng: jax.Array | None = None,
 ) -> Any:
-  """Returns the output of a network's method; if the key is None, there is no dropout."""
+  """Calls a method of a network and returns its output; if the key is None, there is no dropout."""
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
   return network.apply(
     {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs
@@ -243,7 +243,7 @@ def run(
 def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
   """Returns a shorter encoder with only the first layers, and its parameters.
 
-  The pooling, the head and any norm after the last layer are kept.
+  The shorter encoder keeps the pooling, the head and any norm after the last layer.
 
   Args:
     network: A `SentenceEncoder`, or a network with the same `config` and parameter names.
@@ -251,7 +251,7 @@ def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
     layers: Number of layers to keep; must be below the encoder's number of layers.
 
   Raises:
-    InputError: the encoder is not a transformer, or it does not have more than `layers` layers.
+    InputError: If the encoder is not a transformer, or if it has at most `layers` layers.
   """
   config: Any = network.config
   field = "num_encoder_layers" if isinstance(config, t5.T5Config) else "num_layers"
@@ -276,8 +276,8 @@ def masked_mean(
 ) -> Float[Array, "B D"]:
   """Returns the mean of the real tokens' vectors, in float32 for any input dtype.
 
-  Padding never affects the mean, not even if it contains NaN. A row without real tokens gives
-  zeros.
+  Padding never affects the mean, even if padded positions contain NaN. The mean of a row without
+  real tokens is zero.
   """
   hidden_BTD = jnp.where(mask_BT[..., None], hidden_BTD.astype(jnp.float32), 0.0)
   count_B1 = jnp.sum(mask_BT, axis=1, keepdims=True, dtype=jnp.float32)
@@ -289,12 +289,12 @@ def masked_max(
 ) -> Float[Array, "B D"]:
   """Returns the maximum over real tokens in each dimension, in float32 for any input dtype.
 
-  Padding never affects the maximum, not even if it contains NaN. A row without real tokens gives
-  zeros.
+  Padding never affects the maximum, even if padded positions contain NaN. The result for a row
+  without real tokens is zero.
 
-  If several tokens have the maximum, the first one receives the gradient. (The gradient of
-  `jnp.max` compares the values with the maximum. If the compiler computes the values twice with
-  different rounding, no value equals the maximum, and the gradient is NaN.)
+  If several tokens share the maximum, only the first of these tokens receives the gradient. (The
+  gradient of `jnp.max` compares the values with the maximum. If the compiler computes the values
+  twice with different rounding, no value equals the maximum, and the gradient is NaN.)
   """
   hidden_BTD = hidden_BTD.astype(jnp.float32)
   index_BD = jnp.argmax(jnp.where(mask_BT[..., None], hidden_BTD, -jnp.inf), axis=1)
@@ -317,6 +317,6 @@ def pool(
   if pooling == "weightedmean":
     hidden_BTD = hidden_BTD * (jnp.arange(hidden_BTD.shape[1])[:, None] + 1.0)
   mean_BD = masked_mean(hidden_BTD, mask_BT)
-  # These factors turn the mean of n vectors into their sum divided by sqrt(n) or by 1 + ... + n.
+  # These factors convert a mean over n vectors to a sum divided by sqrt(n) or by 1 + ... + n.
   factor_B = {"mean_sqrt_len_tokens": jnp.sqrt(count_B), "weightedmean": 2 / (count_B + 1)}
   return mean_BD * factor_B[pooling][:, None] if pooling in factor_B else mean_BD

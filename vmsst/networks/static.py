@@ -1,6 +1,7 @@
-"""Static encoders, whose sentence vector is the mean of the token vectors, without attention.
+"""Static encoders: the sentence vector is the mean of the token vectors, without attention.
 
-The network is a `SentenceEncoder` with a `StaticConfig`, mean pooling and often `normalize`.
+The network is a `SentenceEncoder` with a `StaticConfig`, mean pooling and, usually,
+`normalize=True`.
 
 References: Tulkens and van Dongen 2024 (Model2Vec), Aarsen 2025 (StaticEmbedding).
 """
@@ -16,7 +17,7 @@ from vmsst.networks import t5
 
 @dataclasses.dataclass(frozen=True)
 class StaticConfig:
-  """Configuration of a static encoder, with plain values only, so that gin can bind and save it.
+  """Configuration of a static encoder; all fields are plain values that gin can bind and save.
 
   Attributes:
     vocab_size: Number of rows in the token table (V); at least the vocabulary size.

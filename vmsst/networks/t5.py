@@ -2,7 +2,8 @@
 
 Parameter names, kernel layouts and initial distributions match the T5 1.1 example in T5X, so that
 T5X's Adafactor, partitioning rules and checkpoints work. Every parameter has logical axes from
-T5X's standard set. Activation constraints apply only when a mesh and axis rules are set.
+T5X's standard set. Sharding constraints on activations apply only when a mesh and axis rules are
+set.
 
 References: Raffel et al. 2020 (T5), Shazeer 2020 (gated GELU), Xue et al. 2021 (mT5).
 """
@@ -32,8 +33,8 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
   "full": None,
 }
 REMAT_CHOICES = ("none", *REMAT_POLICIES)
-# Large enough to zero a masked key in the softmax, but finite, so that rows with only padding do
-# not give NaN.
+# This bias is large enough for the softmax to give masked keys a weight of zero. It is finite, so
+# that rows with only padding do not produce NaN.
 MASKED = -1e9
 
 TRUNCATED_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -43,7 +44,7 @@ _UNIFORM_FAN_AVG = nn.initializers.variance_scaling(1.0, "fan_avg", "uniform")
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-  """Configuration of a T5 1.1 stack, with plain values only, so that gin can bind and save it.
+  """Configuration of a T5 1.1 stack; all fields are plain values that gin can bind and save.
 
   Attributes:
     vocab_size: Number of rows in the token table (V); at least the vocabulary size.
@@ -52,17 +53,16 @@ class T5Config:
     head_dim: Width of one head; H * head_dim may differ from D.
     mlp_dim: Width of the gated feed-forward layer.
     num_encoder_layers: Number of layers in each encoder.
-    dropout_rate: Dropout probability, applied in the same places as in T5.
+    dropout_rate: Dropout probability; dropout is applied in the same places as in T5.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, norm statistics, softmaxes and
       pooling are always float32.
-    relpos_buckets: Number of relative-distance buckets; each direction has half of them.
-    relpos_max_distance: All distances from this one on share the last bucket.
+    relpos_buckets: Number of relative-distance buckets; half of the buckets are for each direction.
+    relpos_max_distance: Distances of at least this value share the last bucket.
     remat: What the backward pass recomputes: nothing ("none"), everything except the weight matmuls
       ("minimal"), or each layer from its input ("full").
     scan_layers: Whether to compile one layer and scan it over the stack, which computes the same
-      function and compiles faster. Checkpoints then contain one stacked `layers` instead of
-      `layers_0`, `layers_1`, ... A network with either setting can restore either kind of
-      checkpoint.
+      function but compiles faster. Checkpoints then contain one stacked `layers` instead of
+      `layers_0`, `layers_1`, ... Both kinds of checkpoint can be restored with either setting.
   """
 
   vocab_size: int
@@ -136,7 +136,7 @@ class Dense(nn.Module):
 
 
 class RMSNorm(nn.Module):
-  """Scales each vector to unit mean square (float32 statistics, epsilon 1e-6), then by a weight.
+  """Scales each vector to unit mean square (in float32, epsilon 1e-6), then by learned weights.
 
   Attributes:
     dtype: Compute and output dtype.
@@ -174,10 +174,10 @@ class TokenEmbedder(nn.Module):
 
   @nn.compact
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Returns token vectors; an id outside the table gives NaN, so that the mistake is visible.
+    """Returns token vectors; an id outside the table gives NaN, which makes the mistake visible.
 
-    The parameters may contain only some rows of the table, and the ids of these rows in ascending
-    order; see `vmsst.train.row_wise`.
+    Instead of the whole table, the parameters may contain only some rows, together with the ids of
+    these rows in ascending order; see `vmsst.train.row_wise`.
     """
     if self.has_variable("params", "rows"):
       table_VD: jax.Array = self.get_variable("params", "embedding")
@@ -200,15 +200,15 @@ class TokenEmbedder(nn.Module):
 def relative_position_buckets(
   length: int, *, buckets: int, max_distance: int, bidirectional: bool = True
 ) -> np.ndarray:
-  """Returns the bucket of every (query, key) pair of positions, int32 [length, length].
+  """Returns the bucket for each query position and key position, int32 [length, length].
 
   If `bidirectional`, half of the buckets are for keys after the query. Otherwise, all buckets are
   for keys before the query, and later keys fall into bucket 0. In each direction, each bucket in
-  the first half covers one distance. The remaining buckets grow logarithmically up to
-  `max_distance`, and all longer distances share the last bucket.
+  the first half covers one distance. The other buckets cover logarithmically growing ranges up to
+  `max_distance`; all longer distances share the last bucket.
 
   Raises:
-    InputError: `max_distance` is too small for logarithmic buckets.
+    InputError: If `max_distance` is too small for logarithmic buckets.
   """
   position_T = np.arange(length)
   offset_TT = position_T[None, :] - position_T[:, None]
@@ -217,11 +217,12 @@ def relative_position_buckets(
   if max_distance <= exact:
     raise errors.InputError(
       f"T5Config.relpos_max_distance is {max_distance}; it must exceed {exact}, the number of "
-      "distances with their own bucket"
+      "distances that have a bucket of their own"
     )
   distance_TT = np.abs(offset_TT) if bidirectional else np.maximum(-offset_TT, 0)
   growth = np.log(np.maximum(distance_TT, 1) / exact) / math.log(max_distance / exact)
-  # Powers of two fall exactly on a boundary; the epsilon keeps them above the boundary.
+  # Powers of two lie exactly on a bucket boundary. The epsilon prevents rounding errors from moving
+  # these distances below the boundary.
   far_TT = exact + np.floor(growth * (per_direction - exact) + 1e-6).astype(np.int64)
   bucket_TT = np.where(distance_TT < exact, distance_TT, np.minimum(far_TT, per_direction - 1))
   if bidirectional:
@@ -230,10 +231,11 @@ def relative_position_buckets(
 
 
 def buckets_by_offset(*, buckets: int, max_distance: int) -> np.ndarray:
-  """Returns the bucket of each offset from query to key, int32 [2 max_distance + 1].
+  """Returns the bucket for each offset from query to key, int32 [2 max_distance + 1].
 
-  The array starts at the offset -max_distance. Keys farther away than `max_distance` use the bucket
-  at the nearest end of the array. For arguments and errors, see `relative_position_buckets`.
+  The first entry is for the offset -max_distance. For keys farther away than `max_distance`, use
+  the bucket at the nearer end of the array. For arguments and errors, see
+  `relative_position_buckets`.
   """
   length = 2 * max_distance + 1
   return relative_position_buckets(length, buckets=buckets, max_distance=max_distance)[max_distance]
@@ -245,7 +247,7 @@ class RelativePositionBias(nn.Module):
   Attributes:
     num_heads: Number of attention heads (H).
     buckets: Number of relative-distance buckets.
-    max_distance: All distances from this one on share the last bucket.
+    max_distance: Distances of at least this value share the last bucket.
     bidirectional: Whether keys after the query have separate buckets.
   """
 
@@ -262,7 +264,7 @@ class RelativePositionBias(nn.Module):
 
     Args:
       length: Number of keys (T).
-      position: Position of the query if there is only one (default: one query per key).
+      position: Position of the query if there is only one query (default: one query per key).
     """
     table_HR = partitioning.param_with_axes(
       "rel_embedding",
@@ -279,8 +281,8 @@ class RelativePositionBias(nn.Module):
     )
     if position is not None:
       bucket_QT = jax.lax.dynamic_slice_in_dim(jnp.asarray(bucket_QT), position, 1)
-    # Multiply by one-hot rows, so that the gradient is a matmul, too. The gradient of a gather is a
-    # scatter.
+    # Multiply by one-hot rows instead of gathering rows, so that the gradient is a matmul instead
+    # of a scatter.
     onehot_RQT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_QT, jnp.float32)
     bias_HQT = jnp.einsum("hr,rqk->hqk", table_HR, onehot_RQT, precision=jax.lax.Precision.HIGHEST)
     return bias_HQT[None]
@@ -296,7 +298,7 @@ def causal_bias(length: int, position: Int[Array, ""] | None = None) -> Float[Ar
 
   Args:
     length: Number of keys (T).
-    position: Position of the query if there is only one (default: one query per key).
+    position: Position of the query if there is only one query (default: one query per key).
   """
   if position is not None:
     return jnp.where(jnp.arange(length) <= position, 0.0, MASKED)[None]
@@ -321,7 +323,7 @@ def attend(
   Args:
     query_BTHK: Queries, already scaled if the logits should be scaled.
     key_BTHK: Keys.
-    value_BTHK: Values; the attention weights have their dtype.
+    value_BTHK: Values; the attention weights are cast to the same dtype.
     bias_BHTT: Float32 bias added to the logits, for positions and masks.
     drop: Dropout for the attention weights.
   """
@@ -352,8 +354,8 @@ class SelfAttention(nn.Module):
       x_BTD: Hidden states.
       bias_BHTT: Float32 bias added to the logits, for positions and masks.
       position: In generation, the position of the only hidden state in `x_BTD`. The mutable
-        collection "cache" contains the keys and values of earlier positions; the call adds the keys
-        and values of this position.
+        collection "cache" contains the keys and values of earlier positions; each call adds the
+        keys and values of the current position.
     """
     cfg = self.config
 
@@ -369,7 +371,7 @@ class SelfAttention(nn.Module):
       new_BTHK = heads(name, _NORMAL_FAN_IN)
       if position is None:
         return new_BTHK
-      # Store the cache by head, because attention reads all positions of a head together.
+      # Store the positions of each head contiguously, because attention reads them together.
       new_BHTK = new_BTHK.swapaxes(1, 2)
       rows, heads_of_row, _, width = new_BHTK.shape
       shape = (rows, heads_of_row, bias_BHTT.shape[-1], width)
@@ -389,7 +391,7 @@ class SelfAttention(nn.Module):
     )
 
 
-@jax.checkpoint  # recomputing costs less than storing the intermediate values
+@jax.checkpoint  # Recomputing costs less than storing intermediates.
 def _gated_gelu(gate: jax.Array, value: jax.Array) -> jax.Array:
   return nn.gelu(gate, approximate=True) * value
 
@@ -414,7 +416,7 @@ class GatedMlp(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-  """Self-attention and gated feed-forward layer, each pre-normed and residual."""
+  """Self-attention and a gated feed-forward layer, both pre-norm with residual connections."""
 
   config: T5Config
   deterministic: bool
@@ -448,15 +450,15 @@ def run_layers(
   """Runs a stack of layers in the calling module: `layers_0`, `layers_1`, ... or scanned `layers`.
 
   Args:
-    layer_cls: Module class constructed with (config, deterministic) and called with hidden states
-      and `shared`; returns new hidden states and None.
-    config: Passed to each layer; its `scan_layers` and `remat` apply to the stack.
+    layer_cls: Module class that is constructed with (config, deterministic). Its instances are
+      called with hidden states and `shared`, and return new hidden states and None.
+    config: Configuration passed to each layer; its `scan_layers` and `remat` apply to the stack.
     count: Number of layers.
     x_BTD: Input of the first layer.
     *shared: Arrays (or None) passed to every layer.
     deterministic: Passed to each layer; False enables dropout.
     initializing: Whether the calling module is being initialized.
-    numbered: Whether to pass each layer its index after `shared`.
+    numbered: Whether to pass the index of each layer as an additional argument after `shared`.
 
   Returns:
     The output of the last layer.
@@ -470,7 +472,7 @@ def run_layers(
       layer = layer_cls(config, deterministic, name=f"layers_{i}")
       x_BTD, _ = layer(x_BTD, *shared, *((i,) if numbered else ()))
     return x_BTD
-  # Initialization creates the stacked parameters; later calls only read them.
+  # Initialization creates the stacked parameters. Later calls only read these parameters.
   axis = 0 if initializing else partitioning.ScanIn(0)
   scanned = partitioning.scan_with_axes(
     layer_cls,
@@ -505,9 +507,9 @@ class T5Encoder(nn.Module):
     """Returns hidden states in the compute dtype; states at padding are undefined.
 
     Args:
-      embedded_BTD: Token vectors, plus anything the caller adds to them.
+      embedded_BTD: Token vectors, including any vectors that the caller added to them.
       mask_BT: True at real tokens.
-      deterministic: False enables dropout (needs an rng named "dropout").
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     cfg = self.config
     positions_1HTT = RelativePositionBias(

@@ -1,4 +1,4 @@
-"""The transformer encoder used by BERT and its successors; the default options give BERT.
+"""The transformer encoder in BERT and its successors; the default options match BERT.
 
 One stack implements EMS (EMS paper, section III, with details from the released code) and several
 released encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5.
@@ -46,7 +46,7 @@ RELPOS_MAX_DISTANCE = 128
 
 @dataclasses.dataclass(frozen=True)
 class TransformerConfig:
-  """Configuration of an encoder, with plain values only, so that gin can bind and save it.
+  """Configuration of an encoder; all fields are plain values that gin can bind and save.
 
   Attributes:
     vocab_size: Number of rows in the token table (V); at least the vocabulary size.
@@ -54,15 +54,15 @@ class TransformerConfig:
     num_heads: Number of attention heads (H).
     mlp_dim: Width of the feed-forward layer.
     num_layers: Number of encoder layers.
-    max_positions: Number of rows in the position table. If there is no table, the maximum number of
-      tokens per sentence.
+    max_positions: Number of rows in the position table. If there is no position table, this is the
+      maximum number of tokens per sentence.
     position_offset: Row of the position table for the first token: 0 in BERT, 2 in XLM-R. Sentences
-      have at most `max_positions - position_offset` tokens.
-    num_token_types: Number of rows in the token type table; single sentences use the first row.
-      With 0 rows, or without learned positions, the encoder has no token type table.
+      may have at most `max_positions - position_offset` tokens.
+    num_token_types: Number of rows in the token type table; only the first row, for single
+      sentences, is used. With 0 rows, or without learned positions, there is no token type table.
     activation: Activation of the feed-forward layer: "gelu" (exact), "gelu_tanh" (tanh
       approximation), "relu" or "swish".
-    layer_norm_eps: Added to the variance in norms.
+    layer_norm_eps: Epsilon added to the variance in norms.
     initializer_std: Standard deviation of the normal distribution that initializes tables and
       kernels.
     dropout_rate: Dropout probability for embeddings, attention weights, and the outputs of
@@ -72,16 +72,15 @@ class TransformerConfig:
     remat: What the backward pass recomputes: nothing ("none"), everything except the weight matmuls
       ("minimal"), or each layer from its input ("full").
     scan_layers: Whether to compile one layer and scan it over the stack, which computes the same
-      function and compiles faster. Checkpoints then contain one stacked `layers` instead of
-      `layers_0`, `layers_1`, ... A network with either setting can restore either kind of
-      checkpoint.
+      function but compiles faster. Checkpoints then contain one stacked `layers` instead of
+      `layers_0`, `layers_1`, ... Both kinds of checkpoint can be restored with either setting.
     num_kv_heads: Number of key and value heads (grouped queries), a divisor of `num_heads`
       (default: `num_heads`).
     head_dim: Width of a head (default: `emb_dim / num_heads`).
     query_scalar: Queries are divided by the square root of this number (default: `head_dim`).
     qk_norm: Whether to normalize queries and keys in each head.
     positions: "learned", a table added to the token vectors; "rotary", rotations of queries and
-      keys; or "relative", `relpos_buckets` alone.
+      keys; or "relative", only the relative biases (see `relpos_buckets`).
     rope_theta: Base of the rotary wavelengths.
     local_rope_theta: Base of the rotary wavelengths in local layers.
     relpos_buckets: Number of relative-distance buckets. As in T5, each bucket has a learned bias
@@ -89,13 +88,13 @@ class TransformerConfig:
     causal: Whether tokens attend only to themselves and to earlier tokens.
     local_layers: Indices of the layers with local attention.
     window: In local layers, tokens attend only to tokens closer than this distance.
-    norm: "layer" or "rms" (scaled by the root mean square, neither centered nor shifted).
+    norm: "layer" or "rms" (scaled by the root mean square, without centering or bias).
     norm_place: Where to put the norms for each attention and feed-forward layer: "after" the
       residual sum (BERT), "before" the layer, or "around" the layer (on its input, and on its
       output before the residual sum). With "before" and "around", a final norm follows the last
       layer.
     first_norm: Whether the first layer has a norm before its attention; False in ModernBERT.
-    embedding_norm: Whether to normalize the token vectors.
+    embedding_norm: Whether to apply a norm to the embeddings.
     scale_embeddings: Whether to multiply the token vectors by `sqrt(emb_dim)`.
     use_bias: Whether linear layers have a bias.
     norm_bias: Whether layer norms have a bias.
@@ -190,7 +189,7 @@ class TransformerConfig:
     return self.num_heads if self.num_kv_heads is None else self.num_kv_heads
 
   def token_embedder(self) -> t5.TokenEmbedder:
-    """Returns the token table, initially N(0, initializer_std) like the tables added to it."""
+    """Returns the token table, initialized from the same distribution as the other tables."""
     init = nn.initializers.normal(self.initializer_std)
     return t5.TokenEmbedder(self.vocab_size, self.emb_dim, self.dtype, embedding_init=init)
 
@@ -246,7 +245,7 @@ class LayerNorm(nn.Module):
 
 
 def norm(config: TransformerConfig, name: str, axis: str = "embed") -> LayerNorm:
-  """Returns the norm that a config selects."""
+  """Returns the norm layer that the config selects."""
   centered = config.norm == "layer"
   use_bias = centered and config.norm_bias
   return LayerNorm(config.layer_norm_eps, config.dtype, centered, use_bias, axis, name=name)
@@ -261,7 +260,7 @@ def rotary_angles(length: int, head_width: int, theta: float) -> Float[Array, "T
 def rotate(
   x_BTHK: Float[Array, "B T H K"], angle_TF: Float[Array, "T F"]
 ) -> Float[Array, "B T H K"]:
-  """Rotates the pairs of components f and f + K/2 by their angles; computed in float32."""
+  """Rotates each pair of components (f, f + K/2) by its angle; computed in float32."""
   first, second = jnp.split(x_BTHK.astype(jnp.float32), 2, axis=-1)
   cos, sin = jnp.cos(angle_TF)[:, None], jnp.sin(angle_TF)[:, None]
   rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
@@ -281,7 +280,7 @@ class SelfAttention(nn.Module):
     bias_BHTT: Float[Array, "#B #H #T T"],
     angle_TF: Float[Array, "T F"] | None = None,
   ) -> Float[Array, "B T D"]:
-    """Attends over T with `bias_BHTT` (positions and masks, float32) added to the logits."""
+    """Returns the attention output; `bias_BHTT` (float32) is added to the logits."""
     cfg = self.config
 
     def heads(name: str, count: int) -> Float[Array, "B T H K"]:
@@ -317,8 +316,7 @@ class Mlp(nn.Module):
     cfg = self.config
     wide = functools.partial(dense, cfg, cfg.mlp_dim, ("embed", "mlp"))
     wide_BTM = wide(name="wi_0" if cfg.gated else "wi")(x_BTD)
-    # Recomputing the activation in the backward pass costs less than storing its intermediate
-    # values.
+    # Recomputing the activation in the backward pass costs less than storing intermediate values.
     hidden_BTM = jax.checkpoint(ACTIVATIONS[cfg.activation])(wide_BTM)
     if cfg.gated:
       hidden_BTM = hidden_BTM * wide(name="wi_1")(x_BTD)
@@ -327,7 +325,7 @@ class Mlp(nn.Module):
 
 
 class EncoderLayer(nn.Module):
-  """Self-attention and feed-forward layer, each residual and normed."""
+  """Self-attention and a feed-forward layer, each with a norm and a residual connection."""
 
   config: TransformerConfig
   deterministic: bool
@@ -345,9 +343,10 @@ class EncoderLayer(nn.Module):
     Args:
       x_BTD: Hidden states.
       bias: Float32 bias added to the logits, for positions and masks. If the config has local
-        layers, this is a stack of two biases, for global and for local layers.
+        layers, this is a stack of two biases: one for global layers and one for local layers.
       angle: Rotary angles, stacked in the same way.
-      number: Index of the layer; needed if the config has local layers or no first norm.
+      number: Index of the layer; required if the config has local layers or if `first_norm` is
+        False.
     """
     cfg = self.config
     if cfg.local_layers:
@@ -397,23 +396,24 @@ class TransformerEncoder(nn.Module):
     """Returns hidden states in the compute dtype; states at padding are undefined.
 
     Args:
-      embedded_BTD: Token vectors, plus anything the caller adds to them.
+      embedded_BTD: Token vectors, including any vectors that the caller added to them.
       mask_BT: True at real tokens; padding must be at the end.
-      deterministic: False enables dropout (needs an rng named "dropout").
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
 
     Raises:
-      InputError: the sentences have more tokens than the config has positions.
+      InputError: If the sentences have more tokens than the config has positions.
     """
     cfg = self.config
     first, length = cfg.position_offset, embedded_BTD.shape[1]
     if first + length > cfg.max_positions:
       raise errors.InputError(
-        f"sentences have {length} tokens, but TransformerConfig has positions for {cfg.max_tokens} "
-        f"(max_positions {cfg.max_positions}, position_offset {first}); shorten the sentences"
+        f"sentences have {length} tokens, but TransformerConfig has positions for only "
+        f"{cfg.max_tokens} (max_positions {cfg.max_positions}, position_offset {first}); shorten "
+        "the sentences"
       )
 
     def table(name: str, rows: int) -> Float[Array, "R D"]:
-      # T5X's Adafactor has no axis name for absolute positions, so use the name for relative
+      # T5X's Adafactor has no axis name for absolute positions. Use the axis name for relative
       # positions, which T5X's rules replicate.
       return partitioning.param_with_axes(
         name,
@@ -450,7 +450,8 @@ class TransformerEncoder(nn.Module):
   def _attention(self, mask_BT: Bool[Array, "B T"]) -> tuple[jax.Array | None, ...]:
     """Returns the attention bias, and the rotary angles or None.
 
-    With local layers, each result is a stack of two arrays, for global and for local layers.
+    If the config has local layers, each result is a stack of two arrays: one for global layers and
+    one for local layers.
     """
     cfg, length = self.config, mask_BT.shape[1]
     bias = t5.padding_bias(mask_BT)

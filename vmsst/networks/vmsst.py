@@ -1,14 +1,14 @@
 """VMSST and BITRANSLATION networks: encoders, heads, decoder and vocabulary projection.
 
-The top level of their parameters has the same names as in `sentence_encoder.SentenceEncoder`
+The top-level parameters have the same names as in `sentence_encoder.SentenceEncoder`
 (`token_embedder`, `encoder`, `mean`), so that inference can load the semantic encoder alone.
 
-Language groups may have separate language encoders or decoders. A tuple maps the index of each
-language (see `vmsst.languages`) to the number of its group, or to -1 if the language has no group.
-With an empty tuple, all languages share one language encoder or decoder. Every copy of an encoder
-or decoder processes all rows, and each row uses the output of its group's copy. The results are
-exact under any sharding, but the FLOPs of the encoder or decoder are multiplied by the number of
-copies. Only copies for languages in the batch receive gradients.
+Language groups may have separate language encoders or decoders. Groups are specified as a tuple
+that maps the index of each language (see `vmsst.languages`) to a group number, or to -1 if the
+language has no group. If the tuple is empty, all languages share one language encoder or decoder.
+Every copy of an encoder or decoder processes all rows, and each row uses the output of its group's
+copy. The results are exact under any sharding, but n copies of an encoder or decoder take n times
+the FLOPs of one. Only copies for languages in the batch receive gradients.
 
 Axes: `S` semantic latent, `G` language latent, and `Z` for the decoder's conditioning vector, which
 is `[z_lang; z_sem]` in VMSST and `z_sem` in BITRANSLATION.
@@ -37,7 +37,7 @@ class Posteriors(NamedTuple):
 
 
 class Projection(NamedTuple):
-  """Arguments of `losses.vocabulary.weighted_nll` for the logits `hidden W_h + sentence W_s`.
+  """Arguments for `losses.vocabulary.weighted_nll` with the logits `hidden W_h + sentence W_s`.
 
   `sentence_BZ` and its kernel are None if the logits depend only on the hidden states.
   """
@@ -49,7 +49,7 @@ class Projection(NamedTuple):
 
 
 class OutputKernel(nn.Module):
-  """The vocabulary projection's rows for one of its concatenated inputs.
+  """The rows of the vocabulary projection that multiply one of its concatenated inputs.
 
   Attributes:
     rows: Number of rows in this kernel.
@@ -78,7 +78,7 @@ def of_own_group(
 ) -> Float[Array, "B ..."]:
   """Selects each row from its language group's output; without groups, returns the only output.
 
-  A language without a group gives NaN, so that the mistake is visible.
+  For a language without a group, the result is NaN, which makes the mistake visible.
   """
   if not groups:
     return outputs[0]
@@ -129,7 +129,9 @@ class BitranslationNetwork(nn.Module):
         "group per language"
       )
     if {*groups, -1} != {*range(-1, _count(groups))} or not _count(groups):
-      raise errors.InputError(f"{field} must number groups from 0 without gaps; -1 means no group")
+      raise errors.InputError(
+        f"{field} must number groups from 0 without gaps, with -1 for no group"
+      )
 
   @property
   def sentence_dim(self) -> int:
@@ -165,8 +167,8 @@ class BitranslationNetwork(nn.Module):
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Any:
     """Returns the `Projection` of each sentence, decoded from the sentence's posterior mean.
 
-    Runs every submodule, so that `init` creates all parameters. All sentences use the language with
-    index 0.
+    This method runs every submodule, so that `init` creates all parameters. It uses the language
+    with index 0 for all sentences.
     """
     languages_B, sentence_BZ = jnp.zeros_like(tokens_BT[:, 0]), self._own_sentence(tokens_BT)
     hidden_BTD = self.decode(self.embed(tokens_BT), languages_B, sentence_BZ)
@@ -218,8 +220,8 @@ class BitranslationNetwork(nn.Module):
       tokens_B: Tokens of the previous step; any tokens at the first step.
       languages_B: Languages, as in `decode`.
       sentence_BZ: Sentence vectors.
-      step: The generation step. The collection "cache" must be mutable, start with zeros, and be
-        passed from each step to the next.
+      step: The generation step. The collection "cache" must be mutable, contain zeros at the first
+        step, and be passed from each step to the next.
     """
     embedded_B1D = self.embed(tokens_B[:, None])
     return self.decode(embedded_B1D, languages_B, sentence_BZ, step=step)[:, 0]
@@ -238,16 +240,16 @@ class BitranslationNetwork(nn.Module):
 
 
 class VmsstNetwork(BitranslationNetwork):
-  """Two encoders over one token table, Gaussian heads, and a decoder conditioned on both latents.
+  """Two encoders with a shared token table, Gaussian heads, and a decoder that uses both latents.
 
   The semantic encoder does not use the language. The language encoder adds a learned language
   vector to every token vector (VMSST paper, section 5 and figure 2).
 
   Attributes:
     encoder_language_embedding: Whether the language encoder adds the language vector.
-    single_encoder: Whether the semantic encoder is also the language encoder. It then runs twice,
-      without and with the language vector. If `encoder_language_embedding` is False, it runs once
-      for all heads.
+    single_encoder: Whether the semantic encoder is also the language encoder. The encoder then runs
+      twice, without and with the language vector. If `encoder_language_embedding` is False, the
+      encoder runs once for all heads.
     language_encoder_groups: Language groups with separate language encoders; see the module
       docstring.
   """
@@ -303,7 +305,7 @@ class VmsstNetwork(BitranslationNetwork):
       embedded_BTD: Token vectors.
       mask_BT: True at real tokens.
       languages_B: Language of each sentence; an index into `vmsst.languages`.
-      deterministic: False enables dropout (needs an rng named "dropout").
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     pooled_BD = _pool(self.encoder, embedded_BTD, mask_BT, deterministic)
     language_BD = pooled_BD

@@ -1,4 +1,4 @@
-"""Nearest neighbors on all devices of a process: a `Search` of `vmsst.search.exact_search`."""
+"""Nearest-neighbor search on all devices in a process; see `vmsst.search.exact_search.Search`."""
 
 import functools
 
@@ -23,7 +23,7 @@ def search(
   k_target: int | None,
   /,
 ) -> exact_search.Both:
-  """The `Search` for this machine. It uses accelerators if JAX finds any, otherwise NumPy."""
+  """A `Search` that uses accelerators if JAX finds any, and NumPy on the CPU otherwise."""
   on_cpu = jax.default_backend() == "cpu"
   return (exact_search.search if on_cpu else search_on_devices)(source, target, k_source, k_target)
 
@@ -38,7 +38,7 @@ def search_on_devices(
   sources: int = 1 << 15,
   targets: int = 1 << 13,
 ) -> exact_search.Both:
-  """A `Search` with float32 matmuls on all devices.
+  """A `Search` that computes float32 matmuls on all devices.
 
   Args:
     source: See `Search`.
@@ -46,8 +46,8 @@ def search_on_devices(
     k_source: See `Search`.
     k_target: See `Search`.
     sources: Sources per block, replicated on all devices.
-    targets: Targets per block, sharded over the devices. With the default sizes, the scores of a
-      block take 1 GB.
+    targets: Targets per block, sharded over the devices. With the default block sizes, the scores
+      for one block take 1 GB.
   """
   mesh = Mesh(np.array(jax.local_devices()), _AXIS)
   replicated, sharded = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), (_AXIS,)))
@@ -88,7 +88,7 @@ def _step(mesh: Mesh, backward: int | None):
 
   Args:
     mesh: Devices over which targets are sharded.
-    backward: Number of sources to find for each target. If None, no sources are found.
+    backward: Number of sources to find for each target, or None to find only targets.
   """
 
   def compare_block(
@@ -101,11 +101,11 @@ def _step(mesh: Mesh, backward: int | None):
     """Returns each source's best targets so far, and each target's best sources in this block.
 
     Args:
-      query_BD: Unit vectors of sources, padded at the end.
-      base_CD: Unit vectors of the targets on this device. On the last device, padding is at the
-        end.
-      best: Best targets of each source in earlier blocks.
-      size_2: Number of sources and targets without padding.
+      query_BD: Unit vectors for the sources, followed by padding.
+      base_CD: Unit vectors for the targets on this device. On the last device, padding follows
+        them.
+      best: Best targets for each source from earlier blocks.
+      size_2: Number of sources and number of targets, without padding.
       column: Row number of the block's first target.
     """
     score_BC = jnp.matmul(query_BD, base_CD.T, precision=jax.lax.Precision.HIGHEST)
@@ -115,7 +115,7 @@ def _step(mesh: Mesh, backward: int | None):
     real_B1 = jnp.arange(height)[:, None] < size_2[0]
     score_BC = jnp.where(real_C & real_B1, score_BC, -jnp.inf)
     score_BK, index_BK = jax.lax.top_k(score_BC, min(best[0].shape[1], width))
-    # Ties go to the lower row, because devices are in the order of their targets and top_k prefers
+    # Ties go to the lower row, because the devices hold the targets in row order and top_k prefers
     # earlier entries.
     block_best = (
       jax.lax.all_gather(x, _AXIS, axis=1, tiled=True)

@@ -3,7 +3,7 @@
 Vectors may be on disk. They are read and normalized in blocks, and are never all in memory at once.
 Large results are stored in temporary files. Ties go to the lowest row. Rounding in a large matrix
 product depends on a row's position, so the cosines of identical vectors can differ in the last bit.
-Remove duplicates before a search.
+Remove duplicates before you search.
 """
 
 import collections
@@ -22,14 +22,14 @@ from vmsst.io import array_files
 BLOCK_ROWS = 1 << 14
 """Default number of rows that are in memory at once."""
 
-_HELD_ROWS = 1 << 13  # Sources in memory while all targets are read.
+_HELD_ROWS = 1 << 13  # Sources held in memory while all targets are read.
 _READ_ROWS = 1 << 11  # Targets per read.
-_TASK_ROWS = 1 << 11  # Sources per thread task; constant, so that rounding never changes.
-_GROUP = 32  # Scores of a column that are skipped together if none is high enough.
-_SEARCHING = threading.Lock()  # Held by the thread that limits BLAS to one thread.
-# Maximum sources and targets per block of `search_blocks`, both multiples of the rows that a search
-# reads at once. Sources are divided into at least 8 blocks if each block then has 8,192 rows or
-# more.
+_TASK_ROWS = 1 << 11  # Sources per thread task. This number affects rounding.
+_GROUP = 32  # Sources per group. Each target searches only the k groups with the best scores.
+_SEARCHING = threading.Lock()  # Lock held while BLAS is limited to one thread.
+# Maximum sources and maximum targets per block in `search_blocks`. Both are multiples of the number
+# of rows that a search reads at once. Sources are divided into at least 8 blocks if each block then
+# has at least 8,192 rows.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
 
@@ -39,7 +39,7 @@ class Rows(Protocol):
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """N and D."""
+    """Number of vectors (N) and their width (D)."""
 
   def __getitem__(self, rows: slice, /) -> Any:
     """Returns consecutive rows as an array."""
@@ -50,14 +50,14 @@ class Selection(NamedTuple):
 
   Attributes:
     rows: The vectors.
-    row_N: Numbers of the selected rows, ascending.
+    row_N: Indices of the selected rows, in ascending order.
   """
 
   rows: Rows
   row_N: np.ndarray | range
 
   def unit_blocks(self, height: int) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yields positions in `row_N` and unit vectors of these rows, float32 [B, D], B <= height."""
+    """Yields slices of `row_N` and the unit vectors for each slice, float32 [B, D], B <= height."""
     for positions in blocks(len(self.row_N), height):
       row_B = self.row_N[positions]
       first = int(row_B[0])
@@ -83,12 +83,12 @@ Both = tuple[Neighbors, Neighbors | None]
 
 
 class Search(Protocol):
-  """A nearest-neighbor search: on CPUs, on devices, in blocks, or in an index."""
+  """A nearest-neighbor search function, such as `search` or `device_search.search`."""
 
   def __call__(
     self, source: Selection, target: Selection, k_source: int, k_target: int | None, /
   ) -> Both:
-    """Returns the nearest targets of each source, and the nearest sources of each target.
+    """Returns the nearest targets for each source, and the nearest sources for each target.
 
     Args:
       source: N vectors.
@@ -107,7 +107,7 @@ def search(source: Selection, target: Selection, k_source: int, k_target: int | 
 
   Worker threads compute blocks of scores and select the scores that may be among the best. The
   calling thread merges these scores in order, so that the workers never wait for each other. If
-  several threads of a process search, they take turns.
+  several threads in a process search at the same time, they take turns.
   """
   forward = no_neighbors(len(source.row_N), k_source)
   backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
@@ -153,7 +153,7 @@ def search_blocks(
   search: Search = search,
   run_blocks: Callable[[Search, Sequence[Block]], Iterable[Both]] = itertools.starmap,
 ) -> Both:
-  """A `Search` that divides a large search into blocks. The result does not change.
+  """A `Search` that divides a large search into blocks, without changing the result.
 
   Each block starts at a row where `search` would also start a read, so that even rounding is
   identical.
@@ -196,15 +196,15 @@ def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -
   """Returns the k base vectors nearest to each query, by cosine, or all M if M < k.
 
   Args:
-    query_ND: Query vectors of any length: an array, `Rows` or a `Selection`. One vector [D] counts
-      as [1, D].
+    query_ND: Query vectors of any length: an array, `Rows` or a `Selection`. A single vector [D] is
+      treated as [1, D].
     base_MD: The vectors to search, in the same forms as the queries; they are read in blocks.
-    k: Neighbors per query, a small number.
+    k: Neighbors per query. Use a small number.
     search: Nearest-neighbor search; `vmsst.search.device_search.search` uses accelerators.
 
   Raises:
-    ValueError: shapes are not [N, D] and [M, D], the base is empty, a value is not finite, or k is
-      not an integer of 1 or more.
+    ValueError: If the shapes are not [N, D] and [M, D], the base is empty, a value is not finite,
+      or k is not a positive integer.
   """
   if getattr(query_ND, "ndim", 2) == 1:
     query_ND = np.asarray(query_ND)[None]
@@ -217,10 +217,10 @@ def top_k(query_ND: Any, base_MD: Any, k: int = 1, *, search: Search = search) -
 def mutual_top_k(
   source_ND: Any, target_MD: Any, k: int, *, search: Search = search
 ) -> tuple[Neighbors, Neighbors]:
-  """Returns the k nearest targets of every source and the k nearest sources of every target.
+  """Returns the k nearest targets for every source and the k nearest sources for every target.
 
   This function is like `top_k` in both directions, but computes each cosine once. It also raises
-  ValueError if no sources are given.
+  ValueError if there are no sources.
   """
   source, target, k = _as_selections(source_ND, target_MD, k)
   counts = len(source.row_N), len(target.row_N)
@@ -250,19 +250,20 @@ def _as_selections(source_ND: Any, target_MD: Any, k: int) -> tuple[Selection, S
 
 
 def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
-  """Scales rows to length 1, float32; rows of zeros stay zeros.
+  """Returns the rows scaled to length 1, in float32. Zero rows stay zero.
 
   Args:
     vectors_ND: The rows.
-    first: Number of the first row, for error messages.
+    first: Index of the first row, for error messages.
 
   Raises:
-    ValueError: the shape is not [N, D], or a value or a length is not finite in float32.
+    ValueError: If the shape is not [N, D], or if a value or the length of a row is not finite in
+      float32.
   """
   if getattr(vectors_ND, "dtype", None) in (np.int8, np.uint8):
     raise ValueError(
-      f"{vectors_ND.dtype} vectors are quantized, so their cosines are meaningless; give the "
-      "vectors before vmsst.quantize"
+      f"{vectors_ND.dtype} vectors are quantized, so their cosines are meaningless; pass the "
+      "unquantized vectors"
     )
   with np.errstate(over="ignore"):
     vectors_ND = np.asarray(vectors_ND, np.float32)
@@ -272,25 +273,26 @@ def unit_rows(vectors_ND: Any, first: int = 0) -> np.ndarray:
     norm_N = np.sqrt(np.vecdot(double_ND, double_ND)).astype(np.float32)
   if not np.isfinite(norm_N).all():
     row = first + int(np.argmin(np.isfinite(norm_N)))
-    raise errors.InputError(f"vector {row} contains a value that is not finite, or is too large")
+    raise errors.InputError(f"vector {row} is too large or contains a value that is not finite")
   return vectors_ND / np.where(norm_N > 0, norm_N, np.float32(1))[:, None]
 
 
 def no_neighbors(count: int, k: int) -> Neighbors:
-  """Returns the initial result of a search: row 0 with a cosine of -inf."""
+  """Returns the initial result for a search: every neighbor is row 0, with a cosine of -inf."""
   return Neighbors(
     array_files.full((count, k), 0, np.int64), array_files.full((count, k), -np.inf, np.float32)
   )
 
 
 def merge(best: Neighbors, rows: np.ndarray | slice, new: Neighbors, start: int) -> None:
-  """Merges new neighbors of some rows into the best neighbors so far, in place.
+  """Merges new neighbors for some rows into the best neighbors so far, in place.
 
-  `start` is added to the row numbers of the new neighbors. The sums exceed all earlier row numbers.
+  `start` is added to the row numbers of the new neighbors. The resulting row numbers must exceed
+  all earlier row numbers.
   """
   score_RL = np.concatenate([best.score_NK[rows], new.score_NK], axis=1)
   index_RL = np.concatenate([best.index_NK[rows], start + new.index_NK], axis=1)
-  # A stable sort, so that ties go to the earlier row.
+  # The sort is stable, so that ties go to the earlier row.
   order_RK = np.argsort(-score_RL, axis=1, kind="stable")[:, : best.score_NK.shape[1]]
   best.score_NK[rows] = np.take_along_axis(score_RL, order_RK, axis=1)
   best.index_NK[rows] = np.take_along_axis(index_RL, order_RK, axis=1)
@@ -306,8 +308,9 @@ def _better(
 ) -> list[tuple[np.ndarray, Neighbors]]:
   """Returns the rows (and columns, unless `best_CK` is None) with better neighbors in this block.
 
-  A neighbor is better if its score exceeds the lowest of the best scores so far. An equal score is
-  not better, because blocks are merged in order and earlier neighbors have lower row numbers.
+  A neighbor is better if its score exceeds the lowest of the best scores so far. An equal score
+  does not count as better, because blocks are merged in order and earlier neighbors have lower row
+  numbers.
   """
   count = len(source_PD)
   score_BC = np.empty((count + -count % _GROUP, len(target_CD)), np.float32)
@@ -331,7 +334,7 @@ def _better(
 
 
 def _top_k(score_NM: np.ndarray, k: int) -> Neighbors:
-  """Returns at most k best columns of each row; ties go to the first. Overwrites the scores."""
+  """Returns up to k best columns for each row; ties go to the first. Overwrites the scores."""
   neighbors = no_neighbors(len(score_NM), min(k, score_NM.shape[1]))
   row_N = np.arange(len(score_NM))
   for rank in range(neighbors.index_NK.shape[1]):

@@ -1,11 +1,12 @@
 """FAISS indexes: approximate nearest neighbors with exact cosines.
 
-An index finds candidates by their compressed codes. Then the candidates' vectors are read and
-compared exactly, as in `exact_search`. Scores are therefore exact, but a vector that is not a
-candidate is never found.
+An index finds candidates by their compressed codes. The search then reads the candidates' vectors
+and compares them exactly, as in `exact_search`. Scores are therefore exact, but the search misses
+any neighbor that is not a candidate.
 
 A factory string such as `OPQ64,IVF65536,PQ64` names a rotation, the number of inverted lists, and
-the code that compresses each vector. Vectors have length 1, and FAISS's scores are inner products.
+the code that compresses each vector. Vectors are scaled to length 1, so FAISS's inner products
+approximate cosines.
 """
 
 import contextlib
@@ -30,20 +31,20 @@ SHARD_ROWS = 1 << 20
 _PATTERN = re.compile(
   r"(?P<transform>(?:OPQ|PCAR?|RR)\d{1,6}(?:_\d{1,6})?,)?"
   r"(?:IVF(?P<lists>[1-9]\d{0,7}),)?"
-  r"(?P<code>Flat|SQ8|SQfp16|RaBitQ|(?(lists)PQ\d{1,4}|(?!)))"  # PQ requires lists
+  r"(?P<code>Flat|SQ8|SQfp16|RaBitQ|(?(lists)PQ\d{1,4}|(?!)))"  # PQ requires inverted lists
 )
 _EXAMPLES = "such as OPQ64,IVF65536,PQ64 or IVF4096,SQ8 or RaBitQ or Flat"
 # If there are fewer vectors than this, an exact search takes only a few milliseconds.
 _FLAT_BELOW = 20_000
-# By default, use one bit per dimension if there are fewer vectors than the first number and they
-# are at least as wide as the second.
+# The default code uses one bit per dimension if there are fewer than _BITS_BELOW vectors and their
+# width is at least _BITS_FROM.
 _BITS_BELOW, _BITS_FROM = 10_000_000, 256
 _MOST_PARTS = 64  # Maximum bytes per vector in the default PQ code.
 _LEAST_PROBES = 32
 # Training vectors per centroid (FAISS asks for at least 39 and uses at most 256), and the minimum
 # number of training vectors.
 _PER_CENTROID, _AT_LEAST = 64, 1 << 16
-# Code training: rounds for the rotation, rounds for k-means, and vectors per code word.
+# Code training: rotation iterations, k-means iterations, and training vectors per code word.
 _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
 _QUERIES = 1 << 11  # Queries per FAISS call.
 _PIECE = 64  # Queries per thread task when candidates are compared.
@@ -53,34 +54,34 @@ _TINY = 1e-12  # Below this squared length (or above 1 / _TINY), float32 loses p
 
 
 def training_rows(factory: str) -> int:
-  """Returns the training sample size of a factory string; 0 if it needs no training.
+  """Returns the training sample size for a factory string, or 0 if no training is needed.
 
-  Codes are `Flat` (float32), `SQfp16`, `SQ8` (a byte per dimension), `RaBitQ` (a bit per dimension)
-  and `PQ64` (64 bytes). `IVF` with a number of lists may precede the code. `OPQ`, `PCA`, `PCAR` or
-  `RR` may come first. Other strings are not supported, because FAISS cannot fill these indexes in
-  shards or search a subset of their vectors.
+  Codes are `Flat` (float32), `SQfp16`, `SQ8` (one byte per dimension), `RaBitQ` (one bit per
+  dimension) and `PQ64` (64 bytes). `IVF` with a number of lists may precede the code, and `OPQ`,
+  `PCA`, `PCAR` or `RR` may come first. Other strings are not supported, because FAISS either cannot
+  fill such an index in shards or cannot search a subset of its vectors.
 
   Raises:
-    InputError: the string is not supported.
+    InputError: If the string is not supported.
   """
   if not (match := _PATTERN.fullmatch(factory)):
-    raise errors.InputError(f"factory {factory!r} is not supported; give a string {_EXAMPLES}")
+    raise errors.InputError(f"factory {factory!r} is not supported; use a string {_EXAMPLES}")
   lists = int(match["lists"] or 0)
   trained = match["transform"] or lists or match["code"] not in ("Flat", "SQfp16")
   return max(_AT_LEAST, _PER_CENTROID * lists) if trained else 0
 
 
 def default_factory(count: int, dimension: int) -> str:
-  """Returns the default factory string for a number of vectors and their width.
+  """Returns the default factory string for `count` vectors with `dimension` dimensions.
 
   For fewer than 20,000 vectors, the default is `Flat`, an exact search. Larger indexes have
   inverted lists. The number of lists is the smallest power of two that is at least 4 sqrt(count),
   such as 4,096 for a million vectors and 65,536 for 100 million.
 
-  For fewer than 10 million vectors, the code is `RaBitQ` after a random rotation, because it is
-  faster and more accurate at this size. For 10 million vectors or more, and for vectors with fewer
-  than 256 dimensions, the code is `PQ` with 64 bytes after an `OPQ` rotation, as in CCMatrix. If 64
-  does not divide the width, PQ uses the largest divisor below 64.
+  For fewer than 10 million vectors, the code is `RaBitQ` after a random rotation, because `RaBitQ`
+  is faster and more accurate than `PQ` at this size. For 10 million vectors or more, and for
+  vectors with fewer than 256 dimensions, the code is `PQ` with 64 bytes after an `OPQ` rotation, as
+  in CCMatrix. If 64 does not divide the width, PQ uses the largest divisor below 64.
   """
   if count < _FLAT_BELOW:
     return "Flat"
@@ -92,7 +93,7 @@ def default_factory(count: int, dimension: int) -> str:
 
 
 def library() -> Any:
-  """Returns the module faiss; raises InputError if it is not installed."""
+  """Returns the `faiss` module; raises InputError if the module is not installed."""
   # FAISS's threads synchronize thousands of times. With active waiting, idle threads take CPU time
   # from busy threads.
   os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -102,30 +103,28 @@ def library() -> Any:
 
 
 def new(factory: str, dimension: int) -> Any:
-  """Returns an empty index; raises InputError if FAISS cannot build it for this width."""
+  """Returns an empty index; raises InputError if FAISS cannot build an index with this width."""
   faiss = library()
   with _faiss_errors(f"factory {factory!r} does not suit vectors of width {dimension}"):
     return faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
 
 
 def train(factory: str, vectors_ND: np.ndarray) -> Any:
-  """Returns an empty index, trained on unit vectors. FAISS uses a fixed random seed.
+  """Returns an empty index trained on unit vectors. Training uses a fixed random seed.
 
   Raises:
-    InputError: FAISS rejects the string, or there are too few vectors for training.
+    InputError: If FAISS rejects the factory string, or if there are too few vectors for training.
   """
   index = new(factory, vectors_ND.shape[1])
   _train_briefly(index, _inverted_file(index))
   count = len(vectors_ND)
-  with _faiss_errors(
-    f"{factory} cannot be trained on {count:,} vectors; give fewer lists, or Flat"
-  ):
+  with _faiss_errors(f"{factory} cannot be trained on {count:,} vectors; use fewer lists, or Flat"):
     index.train(np.ascontiguousarray(vectors_ND, np.float32))
   return index
 
 
 def fill(index: Any, rows: exact_search.Rows, span: slice) -> None:
-  """Adds the vectors in a span of rows to an index, scaled to length 1. Ids are row numbers."""
+  """Scales the vectors in a range of rows to length 1 and adds them, with row numbers as ids."""
   ivf = _inverted_file(index)
   for block in exact_search.blocks(span.stop - span.start):
     first, stop = span.start + block.start, span.start + block.stop
@@ -137,7 +136,7 @@ def fill(index: Any, rows: exact_search.Rows, span: slice) -> None:
 
 
 def sample(rows: vector_store.Vectors, factory: str) -> np.ndarray:
-  """Returns a seeded random sample of unit vectors, float32 [S, D], to train an index on."""
+  """Returns a seeded random sample of unit vectors, float32 [S, D], for training an index."""
   count = min(len(rows), training_rows(factory))
   row_S = np.random.default_rng(_SEED).choice(len(rows), count, replace=False, shuffle=False)
   row_S.sort()
@@ -156,8 +155,8 @@ def build_index(vectors: Any, factory: str | None = None) -> "Index":
       result of `default_factory`).
 
   Raises:
-    InputError: FAISS is not installed, no vectors are given, or the factory string is not supported
-      or does not suit the vectors.
+    InputError: If FAISS is not installed, there are no vectors, or the factory string is not
+      supported or does not fit the vectors.
   """
   rows = vector_store.open_vectors(vectors)
   factory = check(rows, factory)
@@ -167,7 +166,7 @@ def build_index(vectors: Any, factory: str | None = None) -> "Index":
 
 
 def check(rows: vector_store.Vectors, factory: str | None) -> str:
-  """Checks and returns `factory`, or the default if None. Errors are as in `build_index`."""
+  """Checks and returns `factory`, or the default if None; raises the errors of `build_index`."""
   factory = factory or default_factory(*rows.shape)
   training_rows(factory)
   new(factory, rows.shape[1])
@@ -181,14 +180,14 @@ def write(index: Any, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
-  """Reads an index that `write` wrote. Verify its checksum first: FAISS can crash on damaged files.
+  """Reads an index file. Verify its checksum first, because FAISS can crash on damaged files.
 
   Args:
     path: The file, local or in an object store.
     mapped: Whether to leave inverted lists on disk, as a read-only memory map.
 
   Raises:
-    InputError: this version of FAISS cannot read the file.
+    InputError: If this version of FAISS cannot read the file.
   """
   faiss = library()
   # The memory map stays valid after the local copy is removed.
@@ -209,11 +208,11 @@ def open_index(folder: str | os.PathLike[str], vectors: Any) -> "Index":
     vectors: The vectors from which the index was built, as in `vector_store.open_vectors`.
 
   Raises:
-    InputError: the index is missing, incomplete or damaged, it was built from different vectors, or
-      FAISS is not installed.
+    InputError: If the index is missing, incomplete or damaged, it was built from different vectors,
+      or FAISS is not installed.
   """
   rows = vector_store.open_vectors(vectors)
-  record = manifest.read(folder, "give a folder that `vmsst index` wrote, or build it again")
+  record = manifest.read(folder, "use a folder that `vmsst index` wrote, or build it again")
   described = {"vectors": {"name": rows.folder, "digest": rows.digest}}
   if FILE not in record.parts or manifest.differences(record.inputs, described):
     raise errors.InputError(
@@ -226,7 +225,7 @@ def open_index(folder: str | os.PathLike[str], vectors: Any) -> "Index":
 
 
 class Index:
-  """An index to search, and the vectors from which it was built.
+  """A searchable index, and the vectors from which it was built.
 
   Attributes:
     factory: Factory string.
@@ -256,14 +255,14 @@ class Index:
     probes: int | None = None,
     candidates: int | None = None,
   ) -> exact_search.Neighbors:
-    """Returns approximately the k rows nearest to each query; ties go to the lowest row.
+    """Returns approximate k nearest neighbors for each query; ties go to the lowest row.
 
     Args:
       query_ND: Queries at length 1, float32.
       k: Neighbors per query.
-      wanted_N: Whether to search each row (default: all rows).
-      probes: Lists to search per query (default: half the square root of their number, but at least
-        32).
+      wanted_N: Mask of the rows to search (default: all rows).
+      probes: Lists to search per query (default: half the square root of the number of lists, but
+        at least 32).
       candidates: Vectors per query to compare exactly (default: 8 per neighbor, but at least 64).
     """
     total = self.shape[0] if wanted_N is None else int(np.count_nonzero(wanted_N))
@@ -291,7 +290,7 @@ class Index:
     wanted_N: np.ndarray | None = None,
     probes: int | None = None,
   ) -> np.ndarray:
-    """Returns the rows with approximately the nearest codes, int64 [N, C]; -1 if too few."""
+    """Returns the rows with the approximately nearest codes, int64 [N, C], padded with -1."""
     faiss = library()
     selected = {}
     if wanted_N is not None and not wanted_N.all():
@@ -318,7 +317,7 @@ class Index:
 
 
 def index_search(source_index: Index, target_index: Index) -> exact_search.Search:
-  """Returns a `Search` between the vectors of two indexes."""
+  """Returns a `Search` that uses two indexes, one for the sources and one for the targets."""
 
   def search(
     source: exact_search.Selection,
@@ -369,10 +368,10 @@ def _train_briefly(index: Any, ivf: Any) -> None:
       codes.cp.min_points_per_centroid = 1
       codes.this.disown()  # FAISS keeps a pointer, so Python must not free the object.
       transform.pq = codes
-  if ivf is not None:  # Prevents repeated warnings about few training vectors.
+  if ivf is not None:  # Prevent repeated warnings about few training vectors.
     ivf.cp.min_points_per_centroid = 1
   if isinstance(ivf, faiss.IndexIVFPQ):
-    ivf.do_polysemous_training = False  # Useful only for polysemous search.
+    ivf.do_polysemous_training = False  # Only polysemous search needs this step.
     ivf.pq.cp.niter = _CODE_ROUNDS
     ivf.pq.cp.min_points_per_centroid = 1
     ivf.pq.cp.max_points_per_centroid = _PER_CODE
@@ -389,11 +388,11 @@ def _faiss_errors(problem: str) -> Iterator[None]:
 
 
 def _cosines(query_BD: np.ndarray, vector_BCD: np.ndarray) -> np.ndarray:
-  """Returns the cosines of unit queries and their candidate vectors, which can have any length."""
+  """Returns the cosines between unit queries and their candidate vectors of any length."""
   vector_BCD = vector_BCD.astype(np.float32, copy=False)
   with np.errstate(over="ignore"):
     square_BC = np.einsum("bcd,bcd->bc", vector_BCD, vector_BCD)
-  if not ((square_BC > _TINY) & (square_BC < 1 / _TINY)).all():  # zeros or extreme lengths
+  if not ((square_BC > _TINY) & (square_BC < 1 / _TINY)).all():  # zero vectors or extreme lengths
     flat_PD = vector_BCD.reshape(-1, vector_BCD.shape[-1])
     vector_BCD = exact_search.unit_rows(flat_PD).reshape(vector_BCD.shape)
     square_BC = np.float32(1)

@@ -1,8 +1,8 @@
-"""Finds and scores translations among the sentences of two languages by their vectors, in NumPy.
+"""Finds and scores translations between sentences in two languages by their vectors, in NumPy.
 
 `margin_pairs` finds candidates, `margin_scores` scores existing pairs, and `best_f1` chooses a
 threshold from known translations. Vectors are read in blocks, as in `exact_search`. Large results
-are in temporary files. Ties go to the lowest row.
+are stored in temporary files. Ties go to the lowest row.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ Pairs = np.recarray
 
 
 class F1(NamedTuple):
-  """Agreement of the pairs at or above `threshold` with the gold pairs, from 0 to 1."""
+  """Agreement between the pairs that score at least `threshold` and the gold pairs, from 0 to 1."""
 
   f1: float
   precision: float
@@ -46,7 +46,7 @@ def margin_pairs(
 ) -> Pairs:
   """Returns the pairs with the best margins (Artetxe and Schwenk, 2019).
 
-  A margin relates the cosine of a pair to the cosines of the nearest neighbors of both sentences.
+  A margin compares a pair's cosine with the cosines between each sentence and its neighbors.
   With mean(x, y) = (mean of cos(x, z) over the k nearest targets z of x
                      + mean of cos(z, y) over the k nearest sources z of y) / 2
   the score of x and y depends on `margin`:
@@ -55,27 +55,28 @@ def margin_pairs(
   * distance: cos(x, y) - mean(x, y);
   * absolute: cos(x, y).
 
-  Among the k nearest neighbors of a sentence, its candidate is the neighbor with the best score.
+  The candidate for a sentence is the neighbor with the best score among its k nearest neighbors.
   `retrieval` selects the pairs to keep:
 
-  * forward: the candidates of all sources; several sources may share a target;
-  * backward: the candidates of all targets;
+  * forward: the candidates for all sources; several sources may share a target;
+  * backward: the candidates for all targets;
   * intersection: pairs that are candidates in both directions;
-  * max: the best pair from both directions, then the best pair that shares no sentence with it, and
-    so on.
+  * max: the best pair from both directions, then the best remaining pair that shares no sentence
+    with a selected pair, and so on.
 
   Args:
     source_ND: Source vectors of any length, without duplicates. Use an `exact_search.Selection` to
       leave out rows.
     target_MD: Target vectors, with the same requirements.
-    neighbors: k; if there are fewer than k sentences, all of them are neighbors.
+    neighbors: Number of neighbors, k. If a language has fewer than k sentences, all of them are
+      neighbors.
     margin: Kind of score.
-    retrieval: Rule that selects candidates.
+    retrieval: Rule that selects the pairs to keep.
     search: Nearest-neighbor search; `vmsst.search.device_search.search` uses accelerators.
 
   Raises:
-    ValueError: shapes do not match, no sources or targets are given, a value is not finite, k is
-      not a positive integer, or the margin or retrieval is unknown.
+    ValueError: If the shapes do not match, there are no sources or no targets, a value is not
+      finite, k is not a positive integer, or the margin or retrieval is unknown.
 
   Examples:
     >>> german_ND, english_MD = np.eye(3), np.eye(4)[::-1, :3]
@@ -99,7 +100,7 @@ def margin_pairs(
 def best_neighbors(
   forward: exact_search.Neighbors, backward: exact_search.Neighbors, margin: Margin
 ) -> tuple[Best, Best]:
-  """Returns the best of the k neighbors of every source and of every target, by margin.
+  """Returns the neighbor with the best margin for every source and every target.
 
   Args:
     forward: Neighbors of N sources, as `exact_search.mutual_top_k` returns them.
@@ -107,8 +108,8 @@ def best_neighbors(
     margin: Kind of score; see `margin_pairs`.
 
   Returns:
-    For sources and for targets: the row of the best neighbor, [N] or [M], and its score. Ties go to
-    the lowest row.
+    One pair of arrays for sources, [N], and one for targets, [M]: the row of each best neighbor,
+    and its score. Ties go to the lowest row.
   """
   means = [_means(nearest) for nearest in (forward, backward)]
   best = []
@@ -135,20 +136,21 @@ def margin_scores(
   sentences: Sequence[np.ndarray] | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> np.ndarray:
-  """Returns the margin score of source i with target i, float64 [N].
+  """Returns the margin score for source i and target i, float64 [N].
 
   Args:
-    source_ND: Vectors of the sources.
-    target_ND: Vectors of the targets.
+    source_ND: Source vectors.
+    target_ND: Target vectors.
     neighbors: As in `margin_pairs`.
     margin: As in `margin_pairs`.
-    sentences: Sentence numbers of the source rows and of the target rows. Rows with the same number
-      are copies and count as one neighbor (default: every row is a different sentence).
+    sentences: Sentence ids for the source rows and for the target rows. Rows with the same id
+      contain the same sentence and count as one neighbor (default: every row is a different
+      sentence).
     search: As in `margin_pairs`.
 
   Raises:
-    ValueError: the shapes differ or are not [N, D], no pairs are given, a value is not finite, k is
-      not a positive integer, or the margin is unknown.
+    ValueError: If the shapes differ or are not [N, D], there are no pairs, a value is not finite, k
+      is not a positive integer, or the margin is unknown.
   """
   errors.check_choice("margin", margin, _MARGINS)
   vectors: list[Any] = [source_ND, target_ND]
@@ -160,12 +162,12 @@ def margin_scores(
   nearest = exact_search.mutual_top_k(vectors[0], vectors[1], neighbors, search=search)
   source_N, target_N = (_means(x)[index] for x, index in zip(nearest, inverse, strict=True))
   if len(source_N) != len(target_N):
-    raise ValueError(f"{len(source_N)} sources, {len(target_N)} targets; give equally many")
+    raise ValueError(f"{len(source_N)} sources, {len(target_N)} targets; pass equally many")
   return _MARGINS[margin](cosines(source_ND, target_ND), (source_N + target_N) / 2)
 
 
 def cosines(source_ND: exact_search.Rows, target_ND: exact_search.Rows) -> np.ndarray:
-  """Returns the cosine of source i with target i, float64 [N]."""
+  """Returns the cosine between source i and target i, float64 [N]."""
   cosine_N = np.empty(len(source_ND))  # type: ignore[arg-type]
   for rows in exact_search.blocks(len(cosine_N)):
     units = (exact_search.unit_rows(np.asarray(x[rows])) for x in (source_ND, target_ND))
@@ -174,14 +176,14 @@ def cosines(source_ND: exact_search.Rows, target_ND: exact_search.Rows) -> np.nd
 
 
 def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
-  """Returns the threshold with the highest F1; among equals, the highest threshold.
+  """Returns the threshold with the highest F1. Ties go to the highest threshold.
 
   Args:
     pairs: Distinct candidates, best first.
-    gold_G2: Distinct pairs (source row, target row) of translations.
+    gold_G2: Distinct gold translations, as pairs (source row, target row).
 
   Raises:
-    ValueError: no candidates or no gold pairs are given.
+    ValueError: If there are no candidates or no gold pairs.
   """
   gold = {(int(source), int(target)) for source, target in gold_G2}
   if not gold or not len(pairs):
@@ -190,7 +192,7 @@ def best_f1(pairs: Pairs, gold_G2: np.ndarray) -> F1:
   hits_P = np.cumsum(np.fromiter((pair in gold for pair in candidates), bool, len(pairs)))
   count_P = np.arange(1, len(pairs) + 1)
   f1_P = 2 * hits_P / (count_P + len(gold))
-  # A threshold cannot separate pairs of equal score, so only the last of them counts.
+  # A threshold cannot separate pairs with equal scores, so consider only the last of these pairs.
   f1_P[:-1][pairs.score_P[:-1] == pairs.score_P[1:]] = -1
   best = int(np.argmax(f1_P))
   return F1(
@@ -216,12 +218,12 @@ def _means(nearest: exact_search.Neighbors) -> np.ndarray:
 
 
 def _sorted_pairs(best: Sequence[Best], axes: Sequence[int]) -> Iterator[Pairs]:
-  """Yields the candidates of the sources (axis 0) and the targets (axis 1), best first, in blocks.
+  """Yields candidate pairs for sources (axis 0) and targets (axis 1), best first, in blocks.
 
   Large numbers of candidates are sorted in a temporary file.
   """
-  # Keys are descending score, source and target. They are big-endian, so that sorting the bytes
-  # sorts the numbers.
+  # The sort keys are the descending score, the source and the target. They are big-endian, so that
+  # sorting the bytes sorts the numbers.
   key_P3 = array_files.full((sum(len(best[axis][0]) for axis in axes), 3), 0, ">u8")
   first = 0
   for axis in axes:
@@ -239,11 +241,11 @@ def _sorted_pairs(best: Sequence[Best], axes: Sequence[int]) -> Iterator[Pairs]:
 
 
 def _one_to_one(blocks: Iterable[Pairs], counts: Sequence[int]) -> Iterator[Pairs]:
-  """Keeps a pair unless one of its sentences is in a better pair that was kept.
+  """Keeps each pair unless one of its sentences is in a better pair that was kept.
 
   Args:
     blocks: Pairs, best first.
-    counts: Numbers of sources and targets.
+    counts: Number of sources and number of targets.
   """
   used_N, used_M = (array_files.full(count, 0, np.uint8).data for count in counts)
   for pairs in blocks:

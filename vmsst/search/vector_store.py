@@ -1,7 +1,7 @@
-"""Sentence vectors on disk, in an object store or in memory, and the texts of their rows.
+"""Sentence vectors on disk, in an object store or in memory, and the corresponding texts.
 
-A folder written by `vmsst embed` has shards `vectors-00000.npy`, ... and the record of the job,
-`job.json`; see `vmsst.io.manifest`.
+A folder written by `vmsst embed` contains vector shards (`vectors-00000.npy` and so on) and the job
+record, `job.json`; see `vmsst.io.manifest`.
 """
 
 import bisect
@@ -21,8 +21,8 @@ from vmsst import errors, storage
 from vmsst.io import array_files, input_files, manifest, text_files
 
 DTYPES = ("float32", "float16")
-_CHECKED = 1 << 14  # Rows per block when an array is checked.
-_LINES = 1 << 14  # Lines per span of a text; results do not depend on this number.
+_CHECKED = 1 << 14  # Rows to check at once.
+_LINES = 1 << 14  # Lines per span of a text. This number does not affect results.
 _AGAIN = "delete the folder and embed again"
 # The cache is limited because every open shard holds a file descriptor.
 _cached_shard = functools.lru_cache(128)(array_files.read_shard)
@@ -37,13 +37,13 @@ class Vectors:
     dtype: Stored data type, float16 or float32.
     settings: Inputs and options of the job that computed the vectors; see
       `manifest.Record.settings`.
-    digest: Hash of all file contents.
+    digest: Hash of the contents of all files.
   """
 
   def __init__(self, folder: str | os.PathLike[str]):
-    """Reads the record and verifies the files; see `open_vectors`."""
+    """Reads the job record and verifies the files; see `open_vectors`."""
     self.folder = os.fspath(folder)
-    record = manifest.read(folder, "give a folder that `vmsst embed` wrote, or embed again")
+    record = manifest.read(folder, "use a folder that `vmsst embed` wrote, or embed again")
     self.settings = record.settings
     names = sorted(record.parts, key=lambda name: (len(name), name))
     records = [record.parts[name] for name in names]
@@ -51,7 +51,7 @@ class Vectors:
       width, self.dtype = int(record.facts["dimension"]), np.dtype(record.facts["dtype"])
       rows = [int(shard.facts["rows"]) for shard in records]
     except (KeyError, TypeError, ValueError) as error:
-      raise errors.InputError(f"{folder} has no vectors ({error!r}); {_AGAIN}") from None
+      raise errors.InputError(f"{folder} contains no vectors ({error!r}); {_AGAIN}") from None
     self._sha256 = [shard.sha256 for shard in records]
     self._paths = [storage.absolute(os.path.join(folder, name)) for name in names]
     self.digest = hashlib.sha256("".join(self._sha256).encode()).hexdigest()
@@ -71,7 +71,7 @@ class Vectors:
     return np.array(self[:], dtype, copy=copy)
 
   def __getitem__(self, rows: slice | int) -> np.ndarray:
-    """Returns consecutive rows, [B, D], or one row, [D]; read-only if they are in one file."""
+    """Returns consecutive rows, [B, D], or one row, [D]. Rows from a single file are read-only."""
     if not isinstance(rows, slice):
       row = range(len(self))[rows]
       return self[row : row + 1][0]
@@ -89,7 +89,7 @@ class Vectors:
     return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *blocks])
 
   def take(self, row_N: np.ndarray) -> np.ndarray:
-    """Returns the rows with these numbers, [N, D]; any order and repetitions are allowed."""
+    """Returns the rows with the given indices, [N, D], in the order given. Indices may repeat."""
     shard_N = np.searchsorted(self._bounds, row_N, side="right") - 1
     vector_ND = np.empty((len(row_N), self.shape[1]), self.dtype)
     for index in np.unique(shard_N).tolist():
@@ -103,7 +103,7 @@ class Vectors:
     return vector_ND
 
   def _read(self, index: int) -> np.ndarray:
-    """Returns all rows of a shard."""
+    """Returns all rows in a shard."""
     path, sha256 = self._paths[index], self._sha256[index]
     read = array_files.read_shard if storage.is_url(path) else _cached_shard
     return read(path, sha256)
@@ -119,7 +119,7 @@ class ArrayVectors(Vectors):
     array_ND = self._array
     if array_ND.ndim != 2 or array_ND.dtype not in (np.float32, np.float16):
       raise errors.InputError(
-        f"{name}: {array_ND.dtype} of shape {array_ND.shape}; give vectors as rows, [N, D], of "
+        f"{name}: {array_ND.dtype} of shape {array_ND.shape}; pass vectors as rows, [N, D], in "
         "float32 or float16 (`astype`)"
       )
     self.shape, self.dtype, self._bounds = array_ND.shape, array_ND.dtype, [0, len(array_ND)]
@@ -131,7 +131,7 @@ class ArrayVectors(Vectors):
           array_files.checked_rows(block_BD, self.shape[1], self.dtype.name, start).data
         )
       except ValueError as error:
-        raise errors.InputError(f"{name}: {error}; remove it, or compute it again") from None
+        raise errors.InputError(f"{name}: {error}; remove the vector or recompute it") from None
     self.digest = digest.hexdigest()
 
   def __getstate__(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def shard_name(number: int) -> str:
 
 
 def open_vectors(vectors: Any) -> Vectors:
-  """Opens vectors in a finished folder, a .npy file or an array.
+  """Opens the vectors in a finished `vmsst embed` folder, a .npy file or an array.
 
   The checksums of local files are verified immediately. Files in object stores are verified when
   they are read. A .npy file in a store is copied to this machine.
@@ -163,8 +163,8 @@ def open_vectors(vectors: Any) -> Vectors:
       float32 or float16; or vectors that this function has already opened.
 
   Raises:
-    InputError: the vectors are missing or incomplete; a file is missing, damaged or truncated; or
-      an array has an unsupported shape or dtype or contains a value that is not finite.
+    InputError: If the vectors are missing or incomplete; a file is missing, damaged or truncated;
+      or an array has an unsupported shape or dtype or contains a value that is not finite.
   """
   if isinstance(vectors, Vectors):
     return vectors
@@ -177,12 +177,12 @@ def open_vectors(vectors: Any) -> Vectors:
 
 
 class EmbeddedText(NamedTuple):
-  """The lines of a text file, or one column or key of each line, and their vectors.
+  """Texts and their vectors. The texts are the lines of a file, or one column or key in each line.
 
   Attributes:
     path: The text file.
     vectors: One row per line.
-    digest: Hash of the text. Reading the file is an error if its text has a different hash.
+    digest: Hash of the text. Reading the file raises InputError if the text has changed.
   """
 
   path: str
@@ -191,7 +191,7 @@ class EmbeddedText(NamedTuple):
 
   @property
   def encoder(self) -> dict[str, Any]:
-    """`encoding.identity` of the encoder that computed the vectors; empty if unknown."""
+    """`encoding.identity` of the encoder that computed the vectors, or {} if it is unknown."""
     name = self.vectors.settings.get("encoder")
     return name if isinstance(name, dict) else {} if name is None else {"name": str(name)}
 
@@ -206,15 +206,15 @@ class EmbeddedText(NamedTuple):
     return text_files.read_texts(self.path, self.vectors.settings.get("field"), self.digest)
 
   def visible_rows(self) -> np.ndarray:
-    """Returns the rows of texts with a visible character, int64 [M]; reads the file.
+    """Reads the file; returns the rows whose texts contain a visible character, int64 [M].
 
     Raises:
-      InputError: no text has a visible character.
+      InputError: If no text has a visible character.
     """
     rows = (row for row, text in enumerate(self.texts()) if not text_files.is_blank(text))
     row_M = array_files.concatenate(map(np.array, rows), np.int64)
     if not len(row_M):
-      raise errors.InputError(f"{self.path} contains no sentence; give a text with lines")
+      raise errors.InputError(f"{self.path} contains no sentence; use a file that contains text")
     return row_M
 
   def reader(self) -> Callable[[int], str]:
@@ -242,7 +242,8 @@ def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
     vectors: As in `open_vectors`.
 
   Raises:
-    InputError: the text or the vectors are missing, incomplete or damaged, or they do not match.
+    InputError: If the text or the vectors are missing, incomplete or damaged, or if they do not
+      match each other.
   """
   path, vectors = os.fspath(path), open_vectors(vectors)
   text = fingerprint(path)
@@ -257,11 +258,11 @@ def open_text(path: str | os.PathLike[str], vectors: Any) -> EmbeddedText:
 
 
 def fingerprint(path: str) -> Mapping[str, Any]:
-  """Returns a text's identity as a JSON object: the digest and number of its lines, and its path.
+  """Returns a text's identity as a JSON object: its path, line count, and digest.
 
   A text and its gzipped copy have the same digest.
 
   Raises:
-    InputError: the file cannot be read.
+    InputError: If the file cannot be read.
   """
   return text_files.cut([path], _LINES).identity

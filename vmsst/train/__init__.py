@@ -1,1 +1,1 @@
-"""A small training runtime with the gin names, the model interface and the checkpoints of T5X."""
+"""A small training runtime that uses T5X's gin names, model interface and checkpoint format."""

@@ -22,7 +22,7 @@ class BaseAction(abc.ABC):
 
   @abc.abstractmethod
   def run(self, train_state: Any, metrics_by_task: Mapping[str, Scalars]) -> bool:
-    """Returns whether to stop the run. An exception ends the run without a new checkpoint."""
+    """Returns whether to stop the run. An exception ends the run without writing a checkpoint."""
 
 
 def _metric_value(metrics_by_task: Mapping[str, Scalars], task: str, metric: str) -> float | None:
@@ -72,11 +72,12 @@ class EarlyStoppingAction(BaseAction):
 class KeepBestAction(BaseAction):
   """Writes the names of the best checkpoints to `best.json`.
 
-  The run never deletes these checkpoints, and `vmsst.load` opens the best one. Every evaluated step
-  must have a checkpoint, and the checkpoint must be complete before the next evaluation.
+  The run never deletes these checkpoints, and `vmsst.load` opens the best checkpoint. Every
+  evaluated step must have a checkpoint, and the checkpoint must be complete before the next
+  evaluation.
 
   Attributes:
-    model_dir: Folder of the run.
+    model_dir: The run's folder.
     metric: (task, metric) to watch.
     mode: "min" if lower values are better, "max" if higher values are better.
     count: Number of checkpoints to keep, for example the `average` argument of `train`.
@@ -96,7 +97,7 @@ class KeepBestAction(BaseAction):
     metric, best = "/".join(self.metric), t5x.read_best(self.model_dir) or {}
     complete = {path.name for path in t5x.all_checkpoints(self.model_dir)}
     ranking = best.get("ranking", [best]) if best.get("metric") == metric else []
-    # After a crash, `best.json` may already list this checkpoint, or it may list an incomplete one.
+    # After a crash, `best.json` may already list this checkpoint, or an incomplete checkpoint.
     ranking = [entry for entry in ranking if entry["checkpoint"] in complete - {name}]
     ranking.append({"checkpoint": name, "value": value})
     # The sort is stable even in reverse order, so the earlier checkpoint wins a tie.

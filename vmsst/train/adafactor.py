@@ -1,4 +1,4 @@
-"""Adafactor with T5X's rules for factoring the second moment of a parameter.
+"""Adafactor with T5X's rules for factoring a parameter's second moment.
 
 Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018),
 https://arxiv.org/abs/1804.04235. The second moment of a matrix is stored as row and column means.
@@ -22,16 +22,16 @@ from vmsst.errors import InputError
 from vmsst.train.optimizers import OptimizerDef
 
 PyTree = Any
-Leaf = Any  # an array, or its logical axes: a PartitionSpec, or None if replicated
+Leaf = Any  # An array, or its logical axes: a PartitionSpec, or None if replicated.
 Path = tuple[str, ...]
 
 
 Role = Literal["row", "column", "batch", "none"]
-"""Role of a parameter's axis in the factored second moment. Stacked parameters are a batch."""
+"""Role of a parameter axis in the factored second moment. The axis of stacked layers is 'batch'."""
 
 
 def standard_logical_factor_rules() -> dict[str, Role]:
-  """Returns the role of each of T5X's standard logical axes in the factored second moment."""
+  """Maps T5X's standard logical axes to their roles in the factored second moment."""
   columns = ["vocab", "mlp", "heads", "kv", "joined_kv", "mlp_activations", "multiquery_heads"]
   columns += ["q_wi_fused", "o_wo_fused", "kv_fused"]
   return {
@@ -68,7 +68,7 @@ class _Layout(NamedTuple):
 def _layout(
   roles: Sequence[Role] | None, shape: Sequence[int], min_size: int, path: str
 ) -> _Layout:
-  """Returns the layout of a parameter.
+  """Returns a parameter's layout.
 
   As in T5X, the size alone determines whether a matrix without batch axes is factored. Roles only
   matter for parameters with more than two axes or with a batch axis.
@@ -94,12 +94,12 @@ def _layout(
 
 
 def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[Role, ...]:
-  """Maps the logical axis names of a parameter to roles."""
+  """Maps a parameter's logical axis names to roles."""
   for name in names:
     if name not in rules:
       raise InputError(
         f"Adafactor: parameter {path} has the logical axis {name!r}, which has no factor rule; add "
-        "one to adafactor.Adafactor.logical_factor_rules ('row', 'column', 'batch' or 'none')"
+        "a rule to adafactor.Adafactor.logical_factor_rules ('row', 'column', 'batch' or 'none')"
       )
   roles = tuple(rules[name] for name in names)
   if not {"row", "column"} <= set(roles):
@@ -109,8 +109,8 @@ def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[
 
 def _root_mean_square(x: Array, axes: tuple[int, ...]) -> Array:
   # Without the barriers here and below, XLA on GPUs repeats the last summation of each mean in
-  # every tile of an update. For VMSST with 24 stacked layers, this takes a third of the training
-  # step.
+  # every tile of an update. For VMSST with 24 stacked layers, these repeated sums take a third of
+  # the step time.
   return jax.lax.optimization_barrier(jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True)))
 
 
@@ -162,9 +162,10 @@ class Adafactor(OptimizerDef):
     multiply_by_parameter_scale: Whether to scale the learning rate by the root mean square of the
       parameter.
     beta1: Decay of the first moment. If None, there is no first moment, which saves memory.
-    decay_rate: Exponent c in the decay of the second moment, 1 - t ** -c at step t = 1, 2, ...
+    decay_rate: Exponent c in the second moment's decay, 1 - t ** -c at step t = 1, 2, ...
     step_offset: Step at which the decay schedule starts, for fine-tuning.
-    clipping_threshold: Maximum root mean square of an update, before the learning rate is applied.
+    clipping_threshold: Maximum root mean square of an update, before it is multiplied by the
+      learning rate.
     weight_decay_rate: Fraction of a parameter to subtract at each step.
     min_dim_size_to_factor: A matrix is factored only if both axes have at least this size.
     epsilon1: Constant added to squared gradients.
@@ -191,7 +192,7 @@ class Adafactor(OptimizerDef):
     """Derives the roles from the parameters' logical axes, if `logical_factor_rules` is set.
 
     Raises:
-      InputError: An axis has no rule.
+      InputError: If an axis has no rule.
     """
     if self.logical_factor_rules is not None:
       self._roles = {

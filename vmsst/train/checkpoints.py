@@ -1,7 +1,7 @@
 """T5X checkpoints, which Orbax writes to `checkpoint_<step>/state` in the model folder.
 
 Upstream T5X can read these checkpoints, and this module can read upstream T5X checkpoints. Before
-it reads any array, it compares the checkpoint's metadata with the model.
+reading any array, the module compares the checkpoint's metadata with the model.
 """
 
 import contextlib
@@ -57,13 +57,13 @@ class RestoreCheckpointConfig:
   """The checkpoint to start from (`t5x.utils.RestoreCheckpointConfig`).
 
   Attributes:
-    path: A checkpoint or a folder of checkpoints (default: start from scratch).
-    mode: "specific" reads the checkpoint at `path`, or any encoder that `vmsst.load` can open; for
-      a training run, this is its best checkpoint. "latest" selects the newest checkpoint in the
-      folder `path`. "all" selects all checkpoints in the folder, for evaluation only.
-    assignment_map: Pairs of a regular expression and the name of a checkpoint array. For each model
-      array, the first expression that matches the array's full name selects the checkpoint array to
-      read. If the name in this pair is None, the model array is not read.
+    path: A checkpoint, or a folder with checkpoints (default: start from scratch).
+    mode: "specific" reads the checkpoint at `path`, or any encoder that `vmsst.load` can open. If
+      `path` is a training run, its best checkpoint is read. "latest" selects the newest checkpoint
+      in the folder `path`. "all" selects all checkpoints in the folder, for evaluation only.
+    assignment_map: Pairs (regular expression, name of a checkpoint array). For each model array,
+      the first expression that matches the array's full name selects the checkpoint array to read.
+      If the second entry of that pair is None, the model array is not read from the checkpoint.
     fallback_to_scratch: Whether to initialize arrays that are missing from the checkpoint or that
       `assignment_map` skips.
     dtype: Dtype of the restored parameters (default: the model's dtype).
@@ -90,7 +90,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
   Logs a warning for each newer, damaged checkpoint and renames it to `damaged_checkpoint_<step>`.
 
   Raises:
-    InputError: All checkpoints are damaged.
+    InputError: If all checkpoints are damaged.
   """
   step = -1
   if jax.process_index() == 0:
@@ -125,14 +125,14 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   """Returns the checkpoints that `cfg` refers to, sorted by step.
 
   Raises:
-    InputError: No checkpoint exists, or a checkpoint is damaged.
+    InputError: If no checkpoint exists, or a checkpoint is damaged.
   """
   paths = [cfg.path] if isinstance(cfg.path, str | os.PathLike) else list(cfg.path or ())
   checkpoints: list[epath.Path] = []
   for location in paths:
     path = epath.Path(storage.path(location))
     if cfg.mode == "specific" and loading.lacks_checkpoint(location):
-      checkpoints.append(epath.Path(location))  # an encoder without a T5X checkpoint
+      checkpoints.append(epath.Path(location))  # This encoder has no T5X checkpoint.
     elif cfg.mode == "specific":
       checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
     else:
@@ -153,7 +153,7 @@ def find_checkpoint(cfg: RestoreCheckpointConfig) -> epath.Path:
   """Returns the single checkpoint that `cfg` refers to.
 
   Raises:
-    InputError: `cfg` does not refer to exactly one checkpoint, or the checkpoint is damaged.
+    InputError: If `cfg` does not refer to exactly one checkpoint, or the checkpoint is damaged.
   """
   paths = find_checkpoints(cfg)
   if len(paths) != 1:
@@ -173,7 +173,7 @@ def _flatten(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def saved_arrays(path: epath.Path) -> Mapping[str, Any]:
-  """Returns the arrays of an encoder by name. For a T5X checkpoint, returns only their metadata.
+  """Returns an encoder's arrays by name. For a T5X checkpoint, returns only the arrays' metadata.
 
   Args:
     path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
@@ -192,7 +192,7 @@ def find_arrays(
   *,
   may_lack: bool = False,
 ) -> dict[str, tensors.Source]:
-  """Selects the checkpoint array to read for each array of the model, without reading arrays.
+  """Selects the checkpoint array to read for each model array, without reading any array.
 
   Args:
     path: The checkpoint, for error messages.
@@ -205,7 +205,7 @@ def find_arrays(
     The source of each model array, by name.
 
   Raises:
-    InputError: An array is missing or has an unexpected shape; the message names the array.
+    InputError: If an array is missing or has an unexpected shape; the message names the array.
   """
   model, unused = _flatten(shapes), {pattern for pattern, _ in assignment_map or ()}
   sources: dict[str, tensors.Source] = {}
@@ -216,7 +216,7 @@ def find_arrays(
       if match := re.fullmatch(pattern, name):
         unused.discard(pattern)
         saved_name = "" if replacement is None else match.expand(replacement)
-        is_needed |= bool(saved_name)  # An array that the map names must exist.
+        is_needed |= bool(saved_name)  # Every array named in the map must exist.
         break
     source = None
     if saved_name.startswith("target/"):
@@ -236,7 +236,7 @@ def find_arrays(
       missing.append(saved_name or name)
   if unused:
     raise InputError(
-      f"assignment_map: {sorted(unused)[0]!r} matches no array of the model; the model has "
+      f"assignment_map: {sorted(unused)[0]!r} matches no array in the model; the model has "
       f"{some(model)}"
     )
   if missing:
@@ -267,10 +267,10 @@ def restore(
     dtype: Dtype of the parameters, `target/...` (default: the model's dtype).
     assignment_map: See `RestoreCheckpointConfig`.
     fallback: Function that takes array names and returns initial values by name. If omitted, the
-      checkpoint must contain every array of the model.
+      checkpoint must contain every array in the model.
 
   Raises:
-    InputError: An array is missing or has an unexpected shape; the message names the array.
+    InputError: If an array is missing or has an unexpected shape; the message names the array.
   """
   model = _flatten(shapes)
   model_shardings = _flatten(shardings)
@@ -284,7 +284,7 @@ def restore(
     # The first axis of stacked layers is never sharded.
     if source.stacked:  # The model stacks layers that the checkpoint saved separately.
       spec = spec[1:]
-    elif source.layer is not None:  # The model needs one layer of a saved stack.
+    elif source.layer is not None:  # The model needs one layer from a saved stack.
       spec = (None, *spec)
     for saved_name in source.names:
       args[saved_name] = ocp.ArrayRestoreArgs(
@@ -296,7 +296,7 @@ def restore(
     arrays = t5x.restore(path, args)
   else:
     arrays = {}
-    for saved_name, arg in args.items():  # Every process has the complete arrays.
+    for saved_name, arg in args.items():  # Every process has the complete saved arrays.
       x = np.asarray(saved[saved_name], arg.dtype)
       arrays[saved_name] = jax.make_array_from_callback(x.shape, arg.sharding, x.__getitem__)
   state: dict[str, Any] = {}
@@ -347,7 +347,7 @@ class DataStateSave(ocp.args.CheckpointArgs):
 
 @dataclasses.dataclass
 class _NewestAndBest(checkpoint_managers.PreservationPolicy):
-  """Preserves the newest checkpoints of a run and the checkpoints listed in `best.json`."""
+  """Preserves a run's newest checkpoints and the checkpoints listed in `best.json`."""
 
   model_dir: str
   newest: int
@@ -367,10 +367,10 @@ def best_names(model_dir: str) -> list[str]:
 def write_average(
   model_dir: str, count: int, shapes: Mapping[str, Any], shardings: Mapping[str, Any]
 ) -> None:
-  """Writes the average of a run's best checkpoints, or of its newest if `best.json` is missing.
+  """Writes the average of the best checkpoints, or of the newest ones if `best.json` is missing.
 
   Args:
-    model_dir: Folder of the run. Its checkpoints must be complete.
+    model_dir: The run's folder. Its checkpoints must be complete.
     count: Maximum number of checkpoints to average.
     shapes: See `restore`.
     shardings: See `restore`.
@@ -410,7 +410,7 @@ class CheckpointManager:
     self._cfg = cfg
     self._failed = False
     t5x.silence_orbax()
-    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # Orbax writes in this order.
+    handlers = ocp.handlers.DefaultCheckpointHandlerRegistry()  # Orbax writes items in this order.
     handlers.add("state", ocp.args.PyTreeSave, ocp.PyTreeCheckpointHandler())
     handlers.add("dataset", DataStateSave, _DataStateHandler())
     in_store = storage.is_url(model_dir)
@@ -430,12 +430,12 @@ class CheckpointManager:
     )
 
   def save(self, train_state: Any, data_state: input_pipeline.DataState) -> None:
-    """Starts writing `train_state`, unless a checkpoint of its step exists.
+    """Starts writing `train_state`, unless a checkpoint for its step exists.
 
     Returns as soon as the arrays have been copied off the devices.
 
     Raises:
-      InputError: This checkpoint or the previous one could not be written.
+      InputError: If this checkpoint or the previous checkpoint could not be written.
     """
     step = int(train_state.step)
     if step in self._manager.all_steps():
@@ -460,7 +460,7 @@ class CheckpointManager:
       self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Waits until all checkpoints are complete, unless an earlier one failed."""
+    """Waits until all checkpoints are complete, unless writing an earlier checkpoint failed."""
     if not self._failed:
       with self._orbax_errors():
         self._manager.wait_until_finished()

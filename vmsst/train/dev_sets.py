@@ -54,9 +54,9 @@ class DevSets:
     model: The model.
     vocabulary: Vocabulary to tokenize the texts with; it must not add a prompt.
     partitioner: Provides the device mesh.
-    folder: Folder of the run.
-    metric: Name of the metric to use as the score, such as "ndcg@10/nq" (default: the mean over all
-      sets of each set's first metric).
+    folder: The run's folder.
+    metric: Name of the metric to use as the score, such as "ndcg@10/nq" (default: the first metric
+      of each set, averaged over all sets).
   """
 
   def __init__(
@@ -85,7 +85,7 @@ class DevSets:
     """Returns the metrics of the model, by task name.
 
     Raises:
-      InputError: the metric named by `metric` does not exist.
+      InputError: If the metric named by `metric` does not exist.
     """
     if self._embed is None:
       size = math.lcm(_BATCH, self._partitioner.mesh.shape["data"])
@@ -117,7 +117,7 @@ class DevSets:
 
 
 def _pairs(table: tables.TextTable) -> _Texts:
-  """Prepares pairs to be scored by retrieval, or by correlation if they have a column `scores`."""
+  """Prepares pairs for scoring by retrieval, or by correlation if they have a column `scores`."""
   columns = table.rows(np.arange(len(table)))
   texts = (columns["inputs"], columns["targets"])
   ids = [columns[name] for name in tables.SIDES.values()]
@@ -135,7 +135,7 @@ def _pairs(table: tables.TextTable) -> _Texts:
 
 
 def _retrieval(texts: retrieval_sets.RetrievalSet) -> _Texts:
-  """Prepares queries and documents to be scored by the ranks of the relevant documents."""
+  """Prepares queries and documents for scoring by the ranks of the relevant documents."""
   number = {document: row for row, document in enumerate(texts.documents)}
   # Metrics are undefined for a query without a relevant document.
   judged = {query: grades for query, grades in texts.relevance.items() if any(grades.values())}

@@ -18,7 +18,7 @@ from vmsst.errors import InputError
 
 # If a process sends no heartbeat for this long, JAX ends all processes.
 HEARTBEAT_SECONDS = 30
-INITIALIZATION_SECONDS = 300  # JAX's default
+INITIALIZATION_SECONDS = 300  # JAX's default timeout
 # One process may take hours, for example to compute metrics, while the others wait at a barrier.
 _BARRIER_SECONDS = 24 * 3600
 # Messages from gloo, NCCL and JAX's coordinator when a collective fails because a process has died.
@@ -37,30 +37,30 @@ def join(
   multi_process: bool = False,
   initialization_timeout: int = INITIALIZATION_SECONDS,
 ) -> Iterator[None]:
-  """Connects the processes of a multi-process run inside the context.
+  """Connects the processes of a multi-process run while the context is active.
 
   A process that fails inside the context exits without waiting for the other processes. The other
   processes end when their next collective fails, or when JAX ends them after `HEARTBEAT_SECONDS`.
 
   Args:
     coordinator_address: HOST:PORT of process 0. If omitted, JAX detects it.
-    count: Number of processes. If omitted, JAX detects it. With 1, the function does nothing.
+    count: Number of processes. If omitted, JAX detects it. If 1, the context does nothing.
     index: Index of this process, from 0. If omitted, JAX detects it.
     multi_process: Whether to connect even if all arguments above are omitted and the process does
       not run under SLURM, under Open MPI or on a TPU pod.
     initialization_timeout: Seconds to wait for the other processes.
 
   Raises:
-    InputError: The processes could not connect, or a collective failed because another process
+    InputError: If the processes could not connect, or a collective failed because another process
       died.
   """
   requested = multi_process or any(x is not None for x in (coordinator_address, count, index))
-  # Kubernetes is missing on purpose, because JAX would query the cluster's API server from every
-  # pod. On Kubernetes, users set the coordinator address.
+  # Kubernetes is deliberately not detected, because JAX would query the cluster's API server from
+  # every pod. Kubernetes users set the coordinator address instead.
   on_cluster = (
     ("SLURM_STEP_NODELIST" in os.environ and os.environ.get("SLURM_NTASKS") != "1")
     or "OMPI_MCA_orte_hnp_uri" in os.environ  # Open MPI
-    # A TPU pod. Importing JAX sets these variables.
+    # A TPU pod, for which importing JAX sets these variables.
     or ("TPU_ML_PLATFORM" in os.environ and "TPU_SKIP_MDS_QUERY" not in os.environ)
   )
   if count == 1 or not (requested or on_cluster):
@@ -68,7 +68,7 @@ def join(
     return
   import jax
 
-  if requested:  # printed first because JAX aborts a process that cannot connect
+  if requested:  # Print first, because JAX aborts a process that cannot connect.
     address = coordinator_address or "the address that JAX detects"
     print(f"t5x: connecting to the other processes at {address}", file=sys.stderr, flush=True)
   try:
@@ -85,7 +85,7 @@ def join(
         f"multi-process run: {str(error).splitlines()[0][:300]}; set --coordinator_address, "
         "--process_count and --process_index, and check that all processes can reach process 0"
       ) from error
-    yield  # a single TPU host outside of a pod
+    yield  # This is a single TPU host outside a pod.
     return
   state = _jax_state()
   try:
@@ -96,7 +96,7 @@ def join(
     if isinstance(error, InputError) or not _CONNECTION_LOST.search(str(error)):
       raise
     raise InputError(
-      "the connection to another process of this run is lost, because the process, its machine or "
+      "the connection to another process in this run is lost, because the process, its machine or "
       f"the network failed ({str(error).splitlines()[0][:300]}). Rerun the same command to "
       "resume from the last checkpoint"
     ) from None
@@ -112,21 +112,24 @@ def join(
 
 
 def _exit_without_waiting() -> None:
-  """Makes this process exit with status 1 after it prints its error and before JAX's shutdown."""
+  """Makes this process exit with status 1 after it prints its error, without JAX's shutdown."""
 
   def end() -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)
 
-  atexit.register(end)  # runs before JAX's exit handler because it is registered later
+  atexit.register(end)  # Registered after JAX's exit handler, so it runs first.
   timer = threading.Timer(10.0, end)  # Threads that wait for other processes would block the exit.
   timer.daemon = True
   timer.start()
 
 
 def _jax_state() -> Any:
-  """Returns JAX's coordination client and service. JAX's public barriers cannot wait for hours."""
+  """Returns JAX's coordination client and service.
+
+  `barrier` needs the client because JAX's public barriers cannot wait for hours.
+  """
   from jax._src import distributed
 
   return distributed.global_state
@@ -138,8 +141,8 @@ _barriers = itertools.count()
 def barrier() -> None:
   """Waits until all processes have called this function, for up to 24 hours.
 
-  All processes must call this function the same number of times. A single-process run does not
-  wait.
+  All processes must call this function the same number of times. In a single-process run, the
+  function returns immediately.
   """
   client = _jax_state().client
   if client is not None:

@@ -1,4 +1,4 @@
-"""`t5x train --dry_run`: sizes and FLOPs of a run, without reading data or creating parameters.
+"""`t5x train --dry_run` reports sizes and FLOPs without reading data or creating parameters.
 
 `--topology=h100:8` does the same for devices that this machine does not have.
 """
@@ -29,7 +29,7 @@ _LARGE_BYTES = 1 << 20  # The report lists arrays of at least this size.
 
 
 def forget_data() -> None:
-  """Removes data and folders from the parsed gin configuration, so that they need not exist."""
+  """Removes data and folders from the parsed gin configuration, so that a dry run needs neither."""
   with gin.unlock_config():
     for name in ("infer_eval_dataset_cfg", "train_eval_dataset_cfg", "evaluator", "actions"):
       gin.bind_parameter(f"__main__.train.{name}", None)
@@ -42,13 +42,13 @@ def forget_data() -> None:
       gin.bind_parameter(f"{name}/gin.macro.value", None)
     # A loss may look up a token id. Any vocabulary will do, since sizes do not depend on the id.
     gin.bind_parameter("VOCABULARY/gin.macro.value", vocabularies.ByteVocabulary())
-    # A run file may compute the number of steps from the data.
+    # A run file may compute TRAIN_STEPS from the data, so set a constant.
     gin.bind_parameter("TRAIN_STEPS/gin.macro.value", 1000)
     gin.bind_parameter("__main__.train.eval_period", 0)
 
 
 def train_function(with_memory: bool) -> Callable[..., None]:
-  """Returns a replacement for the training function. It prints a report, then its numbers as JSON.
+  """Returns a replacement for the training function, which prints a report and then a JSON summary.
 
   Args:
     with_memory: See `report`.
@@ -71,7 +71,7 @@ def report(
   *,
   with_memory: bool = False,
 ) -> dict[str, Any]:
-  """Prints sizes, shardings and FLOPs of a training step, computed with abstract arrays.
+  """Prints sizes, shardings and FLOPs for a training step, computed with abstract arrays.
 
   Args:
     model: The model.
@@ -85,17 +85,17 @@ def report(
   Returns:
     A dict with `parameters`, `flops_per_step` (matmuls, forward and backward) and
     `bytes_per_device` (parameters, optimizer state, gradients and batch, without activations). If
-    `with_memory` is true, the dict also contains `peak_bytes_per_device`, the total memory of a
+    `with_memory` is true, the dict also contains `peak_bytes_per_device`, the total memory for a
     step.
 
   Raises:
-    InputError: The mesh does not divide the batch, the checkpoint does not match the model, or the
-      memory of the devices is too small.
+    InputError: If the mesh does not divide the batch, the checkpoint does not match the model, or
+      the devices have too little memory.
   """
   mesh = partitioner.mesh
   hardware = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
   batch_size = cfg.batch_size
-  partitioner.data_shard(batch_size)  # raises an error if the batch does not fit the mesh
+  partitioner.data_shard(batch_size)  # Raise an error if the mesh does not divide the batch.
   converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
   lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
   floats = {*tables.TEACHER_SIDES, "scores"}
@@ -191,21 +191,21 @@ def _mib(size: int) -> str:
 
 
 def _compile(lowered: Any, hardware: str) -> Any:
-  """Compiles a step. Raises InputError if the memory of the devices is too small."""
+  """Compiles a step. Raises InputError if the devices have too little memory."""
   try:
     try:
       return lowered.compile()
     except jax.errors.JaxRuntimeError as error:
       if "output tile sizes" not in str(error):
         raise
-      # Without a GPU, XLA compiles Triton matmuls for multiples of 16 rows only.
+      # Without a GPU, XLA compiles Triton matmuls only if the number of rows is a multiple of 16.
       return lowered.compile({"xla_gpu_enable_triton_gemm": False})
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     raise InputError(
-      f"a step does not fit {hardware}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, set "
-      "T5Config.remat to recompute activations, use more devices, or shard the model over the "
+      f"a step does not fit on {hardware}: {str(error).splitlines()[0]}. Raise NUM_MICROBATCHES, "
+      "set T5Config.remat to recompute activations, use more devices, or shard the model over the "
       "devices (meshes/*.gin)"
     ) from None
 
@@ -214,7 +214,7 @@ def matmul_flops(jaxpr: Any) -> float:
   """Returns the FLOPs of all matmuls in a jaxpr.
 
   A matmul of [M, K] and [K, N] takes 2 M N K FLOPs. The body of a `scan` counts once per iteration.
-  The body of a `while` loop counts once. A `cond` counts its most expensive branch.
+  The body of a `while` loop counts once. For a `cond`, only the most expensive branch counts.
   """
   total = 0.0
   for equation in jaxpr.eqns:
@@ -268,11 +268,11 @@ def devices(name: str) -> list[Any]:
   """Returns compile-only devices. JAX can compile functions for these devices, but not run them.
 
   Args:
-    name: GPUs of one machine, such as `h100:8` (or a100, h200, b200), or JAX's name for a TPU
+    name: GPUs in one machine, such as `h100:8` (or a100, h200, b200), or JAX's name for a TPU
       topology, such as `v5e:2x4`.
 
   Raises:
-    InputError: the name is unknown, or JAX's package for these devices is not installed.
+    InputError: If the name is unknown, or if JAX's package for these devices is not installed.
   """
   kind, _, count = name.partition(":")
   jax.config.update("jax_platforms", "cpu")  # Real arrays, such as RNG keys, stay on the CPU.
@@ -281,8 +281,8 @@ def devices(name: str) -> list[Any]:
       return list(topologies.get_topology_desc(name, platform="tpu").devices)
     sizes = _GPUS[kind]
     description = _DESCRIPTION.format(*sizes, sizes[4] - 1024, kind.upper())
-    # JAX would look for the platform "gpu" among the backends of this machine and fail. It has no
-    # public option to skip the lookup.
+    # JAX would look for the platform "gpu" among this machine's backends and fail. JAX has no
+    # public option to skip this lookup.
     canonical = xla_bridge.canonicalize_platform
     xla_bridge.canonicalize_platform = lambda platform: (
       "cuda" if platform in ("gpu", "cuda") else canonical(platform)

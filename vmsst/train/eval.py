@@ -29,18 +29,18 @@ class InferenceEvaluator:
 
   Args:
     infer_eval_dataset_cfg: The tasks.
-    inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    model: The model. Of the methods `predict_batch`, `predict_batch_with_aux` and `score_batch`, it
-      needs only the methods that the tasks use.
+    inference_evaluator_cls: `seqio.Evaluator`, optionally with bound arguments.
+    model: The model. It must define `predict_batch`, `predict_batch_with_aux` or `score_batch` only
+      if a task uses the method.
     partitioner: Provides the device mesh.
-    log_dir: Folder of the run; SeqIO's loggers write to its subfolder inference_eval (default:
+    log_dir: The run's folder; SeqIO's loggers write to its subfolder inference_eval (default:
       write nothing).
 
   Attributes:
-    model_feature_shapes: Shapes of the model features of one example, by name.
+    model_feature_shapes: Shapes of the model features in one example, by name.
 
   Raises:
-    InputError: No task has both metrics and the requested split.
+    InputError: If no task has both metrics and the requested split.
   """
 
   def __init__(
@@ -51,7 +51,7 @@ class InferenceEvaluator:
     partitioner: partitioning.PjitPartitioner,
     log_dir: str | None = None,
   ):
-    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # raises an error if the task is unknown
+    loader.get_mixture_or_task(infer_eval_dataset_cfg)  # Fail early if the task is unknown.
     self._cfg = infer_eval_dataset_cfg
     self._model = model
     self._partitioner = partitioner
@@ -78,12 +78,12 @@ class InferenceEvaluator:
   def evaluate(self, train_state: Any, train_state_axes: Any) -> Mapping[str, Mapping[str, Any]]:
     """Runs the model on every task and returns the metrics by task.
 
-    Each process runs the model on its rows of every batch. The first process computes the metrics;
-    other processes return an empty dict.
+    Each process runs the model on its rows of every batch. The first process computes the metrics,
+    and all other processes return an empty dict.
     """
 
     def infer(method: str, dataset: Any, rng: Any = None) -> Any:
-      if method not in self._infer_fns:  # on demand: a model may lack unused methods
+      if method not in self._infer_fns:  # A model may lack methods that no task uses.
         self._infer_fns[method] = inference.get_infer_fn(
           getattr(self._model, method), self._cfg.batch_size, train_state_axes, self._partitioner
         )
@@ -119,7 +119,7 @@ def evaluate(
   inference_evaluator_cls: Callable[..., Any] = seqio.Evaluator,
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> dict[int, Any]:
-  """Evaluates one checkpoint, or all checkpoints in a folder, and prints tables of their metrics.
+  """Evaluates one checkpoint, or all checkpoints in a folder, and prints their metrics as tables.
 
   Args:
     model: See docs/model_interface.md.
@@ -127,15 +127,15 @@ def evaluate(
     restore_checkpoint_cfg: The checkpoints. Only their parameters are read.
     partitioner: Provides the device mesh.
     output_dir: Absolute path of the folder for the SeqIO logs, config.gin and model-info.txt.
-    inference_evaluator_cls: `seqio.Evaluator`, perhaps with bound arguments.
-    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
+    inference_evaluator_cls: `seqio.Evaluator`, optionally with bound arguments.
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
       configuration.
 
   Returns:
-    The metrics of each step, by task.
+    The metrics for each step, by task.
 
   Raises:
-    InputError: The configuration, the data or a checkpoint cannot be used.
+    InputError: If the configuration, the data or a checkpoint cannot be used.
   """
   paths = checkpoints.find_checkpoints(restore_checkpoint_cfg)
   results: dict[int, Any] = {}

@@ -1,4 +1,4 @@
-"""Parses gin configurations: `t5x.gin_utils` of the bundled runtime.
+"""Parses gin configurations (`t5x.gin_utils` in the bundled runtime).
 
 Gin files import `t5x`, as in `from t5x import utils`. In the bundled runtime, `t5x` is an alias of
 `vmsst.train`. `python -m t5x.main` runs the same gin files on upstream T5X.
@@ -44,7 +44,7 @@ gin.config._FILE_READERS[:] = [
 
 
 def bindings() -> dict[tuple[str, str], dict[str, Any]]:
-  """Returns bound values by (scope, selector) and parameter. The selector of macros is `gin.macro`.
+  """Returns bound values by (scope, selector) and parameter. Macros have the selector `gin.macro`.
 
   Gin passes these values only to `gin.finalize` hooks, but `parse_gin_flags` needs them earlier.
   """
@@ -76,8 +76,8 @@ def parse_gin_flags(
   """Parses `gin_files` in order, then `gin_bindings`. Later values override earlier values.
 
   Raises:
-    InputError: A file is missing; a binding names an unknown macro, configurable or parameter; or a
-      value cannot be parsed or has the wrong type for its parameter.
+    InputError: If a file is missing, if a binding names an unknown macro, configurable or
+      parameter, or if a value cannot be parsed or has the wrong type for its parameter.
   """
   install_t5x()
   for path in gin_search_paths:
@@ -121,7 +121,7 @@ def _literal(bound: Any) -> Any:
   """Returns a bound value with its macros replaced by their values.
 
   Raises:
-    LookupError: The value is missing, or gin computes it later by calling a function.
+    LookupError: If the value is missing, or gin computes it later by calling a function.
   """
   if isinstance(bound, Mapping):
     return {key: _literal(value) for key, value in bound.items()}
@@ -135,20 +135,20 @@ def _literal(bound: Any) -> Any:
 
 
 def _check_types() -> None:
-  """Checks the values of all bindings against the type annotations of their parameters.
+  """Checks all bound values against the type annotations of their parameters.
 
   Raises:
-    InputError: A value has the wrong type for its parameter, or refers to itself.
+    InputError: If a value has the wrong type for its parameter, or refers to itself.
   """
   for (scope, selector), bound_parameters in bindings().items():
     parameters: Mapping[str, inspect.Parameter] = {}
     if selector != "gin.macro":
       try:
-        # Gin wraps functions and classes, and its wrappers have no annotations.
+        # Gin wraps functions and classes, and the wrappers have no annotations.
         function = gin.config._REGISTRY[selector].wrapped
         parameters = inspect.signature(function, eval_str=True).parameters
       except (LookupError, ValueError, TypeError, NameError, AttributeError, SyntaxError):
-        continue  # no signature, or an annotation that only type checkers can resolve
+        continue  # There is no signature, or only type checkers can resolve an annotation.
     for name, bound in bound_parameters.items():
       parameter = parameters.get(name)
       label = f"{'.'.join(selector.split('.')[-2:]).removeprefix('__main__.')}.{name}"
@@ -174,11 +174,11 @@ def _check_types() -> None:
 
 @contextlib.contextmanager
 def _gin_errors(source: str, hint: str = "") -> Iterator[None]:
-  """Converts errors from gin and the modules that it imports to InputError with a one-line message.
+  """Converts errors from gin, and from modules that gin imports, to one-line InputErrors.
 
   Args:
     source: A gin file or a binding.
-    hint: Advice to append to the message of a syntax error.
+    hint: Advice to append to a syntax error message.
   """
   try:
     yield
@@ -209,7 +209,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     return module
 
   def exec_module(self, module: ModuleType) -> None:
-    module.__spec__ = self._spec  # The import system has replaced it with the alias's spec.
+    module.__spec__ = self._spec  # The import system replaced the original spec.
 
 
 @functools.cache

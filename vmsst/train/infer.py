@@ -54,12 +54,12 @@ def infer(
   output_vocab_feature_name: str = "targets",
   summarize_config_fn: Callable[..., None] = gin_utils.summarize_gin_config,
 ) -> None:
-  """Runs a model on every example of a task, or of all tasks of a mixture.
+  """Runs a model on every example of a task, or of all tasks in a mixture.
 
-  Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`, with one line per example
-  that contains the inputs and the prediction or score. Saves results every `checkpoint_period`
-  batches. If you repeat an interrupted run with the same configuration, checkpoint and examples, it
-  resumes after the last saved batch.
+  Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`, with one line per example.
+  Each line contains the inputs and the prediction or score. Saves results every `checkpoint_period`
+  batches. If you repeat an interrupted run with the same configuration, checkpoint and examples,
+  the run resumes after the last saved batch.
 
   Args:
     mode: "predict", "predict_with_aux" or "score".
@@ -69,14 +69,14 @@ def infer(
     partitioner: Provides the device mesh.
     output_dir: Absolute path of the folder for the results.
     checkpoint_period: Batches between saves.
-    shard_id: Shard of the data to process, from 0.
-    num_shards: Number of shards of the data.
+    shard_id: Data shard to process, from 0.
+    num_shards: Number of data shards.
     output_vocab_feature_name: Feature whose vocabulary decodes predicted ids.
-    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
       configuration.
 
   Raises:
-    InputError: The configuration, the data or the checkpoint cannot be used.
+    InputError: If the configuration, the data or the checkpoint cannot be used.
   """
   provider = loader.get_mixture_or_task(dataset_cfg)
   loader.check_split(dataset_cfg)
@@ -109,7 +109,7 @@ def infer(
   digest = manifest.digest(sums.read_text()) if sums.is_file() else None
   inputs = {"checkpoint": {"name": os.fspath(checkpoint), "digest": digest}}
   # Results also depend on the gin configuration, which contains the decoding options. Gin picks one
-  # of several aliases for `__main__`, and its choice may differ between runs.
+  # of several aliases for `__main__`, and may pick a different alias in each run.
   config = gin.config_str()
   for alias in re.findall(r"^import __main__ as (\w+)$", config, re.MULTILINE):
     config = re.sub(rf"\b{alias}\b", "__main__", config)
@@ -177,7 +177,7 @@ def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:
 
 
 def _json(value: Any) -> str:
-  """Returns JSON in T5X's format: full arrays, and bytes as text if possible, else as base64."""
+  """Formats a value as T5X does: full arrays, and bytes as text if possible, or else as base64."""
   return json.dumps(
     value, cls=seqio.TensorAndNumpyEncoder, max_ndarray_size=math.inf, ensure_ascii=False
   )

@@ -25,7 +25,7 @@ def get_infer_fn(
   Args:
     infer_step: `model.predict_batch`, `predict_batch_with_aux` or `score_batch`.
     batch_size: Examples in a global batch.
-    train_state_axes: PartitionSpecs of the train state.
+    train_state_axes: PartitionSpecs for the train state.
     partitioner: Provides the device mesh.
 
   Returns:
@@ -65,7 +65,7 @@ def get_array_fn(
   Args:
     infer_step: See `get_infer_fn`.
     batch_size: Examples in a global batch.
-    train_state_axes: PartitionSpecs of the train state.
+    train_state_axes: PartitionSpecs for the train state.
     partitioner: Provides the device mesh.
 
   Returns:
@@ -88,7 +88,7 @@ def get_array_fn(
     ),
     out_axis_resources=None,
   )
-  partitioner.data_shard(batch_size)  # raises an error if the batch does not fit the mesh
+  partitioner.data_shard(batch_size)  # Raise an error if the mesh does not divide the batch.
 
   def run(
     features: Mapping[str, np.ndarray], train_state: Any, rng: jax.Array | None = None
@@ -107,7 +107,7 @@ def get_array_fn(
       step_rng = None
       if rng is not None:
         step_rng, rng = jax.random.split(rng)
-      # Every process passes the complete batch, because the rows of one host need not be adjacent
+      # Every process passes the complete batch, because the rows for one host need not be adjacent
       # on the mesh.
       device_batch = partitioner.whole_to_devices(batch)
       result = partitioned(train_state.params, device_batch, step_rng, train_state.flax_mutables)

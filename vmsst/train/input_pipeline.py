@@ -1,8 +1,8 @@
-"""Loads batches of SeqIO tasks onto the devices.
+"""Loads batches from SeqIO tasks onto the devices.
 
-`TrainIterator` prefetches in a thread, trims padding and moves batches to the devices. Its state
-can be saved, so a run that restarts with the same number of processes sees the same batches as an
-uninterrupted run.
+`TrainIterator` prefetches in a thread, trims padding and moves batches to the devices. The
+iterator's state can be saved, so a run that restarts with the same number of processes sees the
+same batches as an uninterrupted run.
 """
 
 import collections
@@ -42,9 +42,9 @@ class DatasetConfig:
 
   Attributes:
     mixture_or_task_name: Name, or the Task or Mixture itself.
-    task_feature_lengths: Maximum length of each feature. In evaluations, None uses the length of
-      the longest example.
-    split: Split of the task.
+    task_feature_lengths: Maximum length of each feature. If None in an evaluation, the length of
+      the longest example is used.
+    split: Data split, such as "train".
     batch_size: Examples in the global batch.
     shuffle: Whether to shuffle.
     seed: Random seed for shuffling. If None, the seed is the current time, so every start of a run
@@ -80,9 +80,9 @@ def get_training_eval_datasets(
 ) -> dict[str, Any]:
   """Returns `eval_steps` batches for the mixture and for each of its tasks that has the split.
 
-  As in upstream T5X, small tasks are repeated to fill the batches. `as_numpy_iterator()` of a
-  dataset yields the rows of this shard. With several shards, columns that are padding in the whole
-  global batch are trimmed.
+  As in upstream T5X, small tasks are repeated to fill the batches. Each dataset's
+  `as_numpy_iterator()` yields the rows in this shard. With several shards, columns that contain
+  only padding in the whole global batch are trimmed.
   """
   import seqio
 
@@ -100,7 +100,7 @@ def get_training_eval_datasets(
       shard_id=0,
       num_shards=1,
       feature_converter_cls=feature_converter_cls,
-      num_epochs=eval_steps * cfg.batch_size,  # finite, so that tasks without examples do not hang
+      num_epochs=eval_steps * cfg.batch_size,  # A finite number avoids a hang on empty tasks.
     )
     return EvalBatches(batches, eval_steps, rows if num_shards > 1 else None)
 
@@ -133,7 +133,7 @@ class EvalBatches:
 
 
 def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the selected rows of every feature of `batch`."""
+  """Returns the selected rows of every feature in `batch`."""
   return {name: value[rows] for name, value in batch.items()}
 
 
@@ -151,10 +151,10 @@ def used_sixteenths(batch: Batch) -> int:
 
 
 def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.ndarray]:
-  """Trims texts on the right, where all texts of the batch have padding.
+  """Trims the columns on the right in which all texts in the batch have padding.
 
-  All text features keep the same fraction of their padded length, rounded up to a multiple of 4, so
-  that JAX compiles few shapes.
+  All text features keep the same fraction of their padded length, rounded up to a multiple of 4
+  tokens, so that JAX compiles few shapes.
 
   Args:
     batch: The batch.
@@ -184,25 +184,25 @@ class DataState:
   """State of the data iterator before it reads the batch for a step.
 
   Attributes:
-    position: Number of the step.
-    dataset: State of the dataset, or None at the start of the data.
+    position: The step number.
+    dataset: Dataset state, or None at the start of the data.
   """
 
   position: int
   dataset: Any
 
   def copy_to(self, folder: storage.Path, process: int, processes: int) -> None:
-    """Writes the state below `folder`, with the path that upstream T5X expects."""
+    """Writes the state below `folder`, at the path that upstream T5X expects."""
     path = _state_path(folder, process, processes)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"batches": self.position, "dataset": self.dataset}))
 
   @classmethod
   def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
-    """Returns the state in `folder`, or None if it has no state for this process.
+    """Returns the state in `folder`, or None if `folder` has no state for this process.
 
-    A state that was written with a different number of processes does not fit the rows of this
-    process. In this case, the method logs a warning and returns None.
+    A state written by a different number of processes does not match the rows that this process
+    reads. In this case, the method logs a warning and returns None.
     """
     path = _state_path(folder, process, processes)
     if path.is_file():
@@ -221,7 +221,7 @@ class DataState:
 
 
 def _state_path(folder: storage.Path, process: int, processes: int) -> storage.Path:
-  """Returns the path of a process's state below a checkpoint's folder `dataset`."""
+  """Returns the path of a process's state below the `dataset` folder in a checkpoint."""
   if processes > 1:
     folder = folder / f"process_{process}-of-{processes}"
   return folder / f"train_ds-{process:03d}-of-{processes:03d}"
@@ -257,7 +257,7 @@ class TrainIterator:
     self._partitioner = partitioner
     self._save_state = save_state
     self._first = DataState(0, None)
-    self._state: DataState | None = None  # state before the next batch; None before the first batch
+    self._state: DataState | None = None  # None before the first batch
     # The processes agree on the shapes of this many batches at a time.
     self._together = 1 if can_trim() else _TOGETHER
     self._trimmed: collections.deque[tuple[DataState, dict[str, jax.Array]]] = collections.deque()
@@ -289,7 +289,7 @@ class TrainIterator:
     self._thread.start()
 
   def _read(self, step: int) -> None:
-    """Queues the state before the batch of `step`, then each batch with the state after it."""
+    """Queues the state before the batch for `step`, then each batch and the state after it."""
     position = self._first.position
     batch: Any = None
     try:
@@ -306,7 +306,7 @@ class TrainIterator:
       self._put(
         InputError("the training data ended because the dataset does not repeat; add .repeat()")
       )
-    except BaseException as error:  # raised in the training thread
+    except BaseException as error:  # The training thread raises this error.
       self._put(error)
 
   def _put(self, item: Any) -> None:

@@ -25,25 +25,25 @@ from vmsst.io import input_files
 from vmsst.jobs import outputs
 
 RUN_ID = "run_id"
-"""Object in a MODEL_DIR in an object store. It holds the ID of the run that started last."""
+"""Object with the ID of the run that started last, if MODEL_DIR is in an object store."""
 
 
 @contextlib.contextmanager
 def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[Callable[[], None]]:
-  """Creates a folder for the output of a command.
+  """Creates a folder for a command's output.
 
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
     model_dir: Absolute path, or URL in an object store.
     claim: Whether to prevent other runs from writing to the folder. The function locks a local
       folder. An object store has no locks, so only the run that started last may write to a folder
-      there.
+      in a store.
 
   Yields:
     A function that raises InputError if a later run uses the same folder in an object store.
 
   Raises:
-    InputError: The path is relative, or a different run is using the folder.
+    InputError: If the path is relative, or a different run is using the folder.
   """
   if not storage.is_url(model_dir) and not os.path.isabs(model_dir):
     raise InputError(
@@ -87,11 +87,11 @@ def summarize_run(
   First calls `summarize_gin_config` from the T5X runtime in use, either upstream or bundled.
 
   Args:
-    model_dir: Folder of the run.
+    model_dir: The run's folder.
     summary_writer: The runtime's TensorBoard writer.
     step: Current step.
     model: A `vmsst.models.base.BitextModel`.
-    languages: Codes of the training languages (default: unknown).
+    languages: Codes for the training languages (default: unknown).
     vocabulary: Vocabulary that contains the training sets' prompts (default: the model's
       vocabulary).
   """

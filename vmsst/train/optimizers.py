@@ -1,7 +1,7 @@
 """Optimizers and learning-rate schedules.
 
-As in T5X, an optax optimizer has its own learning rate, while the trainer writes the learning rate
-of its own schedule to the metrics. gin/runs/train.gin sets both to the macro SCHEDULE:
+As in T5X, an optax optimizer uses its own learning rate, while the trainer reports the learning
+rate from a separate schedule in the metrics. gin/runs/train.gin sets both to the macro SCHEDULE:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
@@ -54,15 +54,15 @@ class OptimizerDef(abc.ABC):
       batch: The batch, by feature.
 
     Returns:
-      The selected parameters, and a function that takes the tree of these parameters or of their
-      gradients and adds the entries that the model and `apply_gradient` need.
+      The selected parameters, and a function. The function takes a tree with these parameters or
+      their gradients, and adds the entries that the model and `apply_gradient` need.
     """
     del batch
     return params, lambda tree: tree
 
   @abc.abstractmethod
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
-    """Returns `state` with a PartitionSpec, or None if replicated, in place of every array."""
+    """Returns `state` with every array replaced by its PartitionSpec, or by None if replicated."""
 
 
 class OptaxWrapper(OptimizerDef):
@@ -88,7 +88,7 @@ class OptaxWrapper(OptimizerDef):
     return optax.apply_updates(params, updates), state
 
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
-    """Returns `state` with a PartitionSpec, or None if replicated, in place of every array.
+    """Returns `state` with every array replaced by its PartitionSpec, or by None if replicated.
 
     An array in the optax state that has the same shape as its parameter gets the parameter's axes.
     All remaining arrays are small and are replicated, such as counters, hyperparameters, random
@@ -96,7 +96,7 @@ class OptaxWrapper(OptimizerDef):
     """
 
     def axes_of(moment: Any, param: Any, axes: Any) -> Any:
-      if isinstance(moment, optax.MaskedNode):  # replaces a parameter that a mask excludes
+      if isinstance(moment, optax.MaskedNode):  # A mask excludes this parameter.
         return moment
       return axes if moment.shape == param.shape else None
 
@@ -114,7 +114,7 @@ class OptaxWrapper(OptimizerDef):
 def chain(
   transformations: Sequence[optax.GradientTransformation], frozen: Sequence[str] = ()
 ) -> OptaxWrapper:
-  """Wraps `optax.chain` as an OptimizerDef. It takes one list, so that gin can bind it.
+  """Wraps `optax.chain` as an OptimizerDef. The transformations are one list that gin can bind.
 
   Args:
     transformations: Transformations to chain.
@@ -140,7 +140,7 @@ def matching(option: str, patterns: Sequence[str], names: Iterable[str]) -> set[
   """Returns the parameter names that match at least one of an option's regular expressions.
 
   Raises:
-    InputError: An expression matches no name.
+    InputError: If an expression matches no name.
   """
   matches: set[str] = set()
   for pattern in patterns:
@@ -187,14 +187,14 @@ def create_learning_rate_scheduler(
     factors: Names of factors, separated by `*`.
     base_learning_rate: The constant.
     warmup_steps: Number of warm-up steps, after which the decays start.
-    decay_factor: Slope of `linear_decay`, or factor of `decay_every`.
-    steps_per_decay: Number of steps between two decays in `decay_every`.
+    decay_factor: Slope for `linear_decay`, or factor for `decay_every`.
+    steps_per_decay: Number of steps between two decays, for `decay_every`.
     steps_per_cycle: Length of one cosine cycle.
     step_offset: The step at which the schedule starts, for fine-tuning.
-    min_learning_rate: Lower bound. The learning rate at step 0 of a warm-up is therefore not 0.
+    min_learning_rate: Lower bound of the learning rate, also at step 0 of a warm-up.
 
   Raises:
-    InputError: A factor is unknown.
+    InputError: If a factor is unknown.
   """
   warmup = max(1, warmup_steps)
 
@@ -206,8 +206,9 @@ def create_learning_rate_scheduler(
     up_then_down = jnp.minimum(t / warmup, 1.0 + decay_factor * (warmup_steps - t))
     return rate * (base_learning_rate * up_then_down)
 
-  # Each function multiplies the rate by one factor. The order of operations is the same as in T5X
-  # because it affects the last bit of the result, and both runtimes must give the same results.
+  # Each function multiplies the rate by one factor. The order of operations is the same as in T5X,
+  # because the order affects the last bit of the result and both runtimes must produce identical
+  # results.
   apply_factor = {
     "constant": lambda rate, t: rate * base_learning_rate,
     "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup),
@@ -244,7 +245,7 @@ def slope_to_zero(total_steps: int, warmup_steps: int) -> float:
 
 
 def multiple(steps: int, factor: int) -> int:
-  """Returns `steps * factor`, for a cycle that is longer than the run."""
+  """Returns `steps * factor`, for example for a cosine cycle that is longer than the run."""
   return steps * factor
 
 

@@ -1,4 +1,4 @@
-"""Meshes and sharding: `t5x.partitioning` of the bundled runtime.
+"""Meshes and sharding (`t5x.partitioning` in the bundled runtime).
 
 The mesh has two axes, `data` and `model`. Parameters and activations have logical axis names; rules
 map each name to a mesh axis or to None (replicated).
@@ -24,11 +24,11 @@ Size = Annotated[int, msgspec.Meta(ge=1)]
 HardwareMesh = tuple[Size, Size, Size, Size]
 
 all_devices: Callable[[], Sequence[Any]] = jax.devices
-"""Returns the devices of meshes. The option `--topology` replaces this function."""
+"""Returns the devices for meshes. The option `--topology` replaces this function."""
 
 
 def with_sharding_constraint(x: jax.Array, axis_resources: PartitionSpec) -> jax.Array:
-  """Constrains the sharding of `x` over the axes of the mesh, if a mesh is set."""
+  """Constrains how `x` is sharded over the mesh axes, if a mesh is set."""
   if not jax.sharding.get_abstract_mesh().shape:
     return x
   return jax.lax.with_sharding_constraint(x, axis_resources)
@@ -85,7 +85,7 @@ class PartitionedFunction:
 
 
 class PjitPartitioner:
-  """Places parameters and batches on a (`data`, `model`) mesh of all devices.
+  """Places parameters and batches on a (`data`, `model`) mesh with all devices.
 
   Args:
     num_partitions: Size of the `model` axis.
@@ -119,10 +119,10 @@ class PjitPartitioner:
 
   @contextlib.contextmanager
   def context(self) -> Iterator[None]:
-    """Sets the mesh and the axis rules inside the context."""
+    """Sets the mesh and the axis rules while the context is active."""
     mesh: contextlib.AbstractContextManager = (
       jax.set_mesh(self.mesh)
-      if all_devices is jax.devices  # JAX cannot compute constants on compile-only devices
+      if all_devices is jax.devices  # Compile-only devices cannot compute constants.
       else jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
     )
     with flax_partitioning.axis_rules(self.logical_axis_rules), mesh:
@@ -140,7 +140,7 @@ class PjitPartitioner:
       batch_size: Examples in the global batch.
 
     Raises:
-      InputError: The batch size is not divisible by the data axis.
+      InputError: If the batch size is not divisible by the data axis.
     """
     data_size = self.mesh.shape["data"]
     if batch_size % data_size:
@@ -162,7 +162,8 @@ class PjitPartitioner:
     Model collections without logical axes are replicated.
 
     Raises:
-      InputError: No rule exists for an axis of a parameter. (Flax would silently replicate it.)
+      InputError: If no rule exists for a parameter's axis. (Flax would silently replicate the
+        parameter.)
     """
     axes = train_state.as_logical_axes()
     ruled = {None, *(name for name, _ in self.logical_axis_rules)}
@@ -172,8 +173,8 @@ class PjitPartitioner:
         return names
       if unknown := set(names) - ruled:
         raise InputError(
-          f"{path} has logical axis {min(unknown)!r}, but no sharding rule for it; add one with "
-          "standard_logical_axis_rules.additional_rules"
+          f"{path} has logical axis {min(unknown)!r}, but no sharding rule for it; add a "
+          "rule with standard_logical_axis_rules.additional_rules"
         )
       return flax_partitioning.logical_to_mesh_axes(names, self.logical_axis_rules)
 

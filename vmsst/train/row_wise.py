@@ -1,14 +1,14 @@
 """Updates only the rows of the token table that a batch uses.
 
-An AdamW step on a table of 250,000 x 256 reads and writes seven arrays of 256 MB, although a batch
-uses only a few thousand rows. `RowWise` gathers these rows from the table and from the optimizer's
+An AdamW step on a 250,000 x 256 table reads and writes seven 256 MB arrays, although a batch uses
+only a few thousand rows. `RowWise` gathers these rows from the table and from the optimizer's
 moments before the gradients are computed, and writes the updated rows back. The model sees only a
-small table with these rows. The full table and its moments are updated in place, and a step needs
-no further array of this size.
+small table with these rows. The full table and its moments are updated in place, and a step
+allocates no other array of this size.
 
-Rows of tokens that are not in the batch have zero gradients, so the gradients and their norm are
+Rows for tokens that are not in the batch have zero gradients, so the gradients and their norm are
 the same as with a dense optimizer. The updates differ, however. Momentum and weight decay do not
-change the rows of tokens that are not in the batch, and the moments of these rows do not decay
+change the rows for tokens that are not in the batch, and the moments of these rows do not decay
 ("lazy Adam").
 """
 
@@ -29,7 +29,7 @@ _TOKENS = ("inputs", "targets", "negatives")
 
 
 class RowWise(optimizers.OptimizerDef):
-  """Trains all parameters with AdamW, but in the token table only the rows that a batch uses.
+  """Trains all parameters, but updates only the token table rows that a batch uses.
 
   The token table must be the parameter `token_embedder/embedding`, and only `t5.TokenEmbedder` may
   use it. Models that also predict tokens with the table, such as EMS, are not supported.
@@ -50,8 +50,8 @@ class RowWise(optimizers.OptimizerDef):
     """Returns the parameters with only the batch's rows, and a function that adds the row ids."""
     tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
     count = params[_MODULE][_TABLE].shape[0]
-    # The shape must be static, so the ids are padded with an id past the end of the table. A
-    # padding id reads the last row, and its row is never written.
+    # The shape must be static, so the ids are padded with an id past the end of the table. Reading
+    # with this id returns the last row; writing with this id does nothing.
     ids_U = jnp.unique(tokens, size=min(len(tokens), count), fill_value=count)
 
     def complete(tree: PyTree) -> PyTree:
@@ -82,7 +82,7 @@ class RowWise(optimizers.OptimizerDef):
 
 
 def _rows(tree: PyTree, ids_U: Int[Array, "U"]) -> PyTree:
-  """Returns parameters or moments in which the table has only the rows `ids_U`."""
+  """Returns parameters or moments with the token table reduced to the rows `ids_U`."""
 
   def take(path: Any, x: jax.Array) -> jax.Array:
     return jnp.take(x, ids_U, axis=0, mode="clip") if _is_table(path) else x

@@ -1,9 +1,9 @@
-"""Reports the metrics of a run: to files, to Weights & Biases and on the terminal.
+"""Reports a run's metrics in files, on Weights & Biases and on the terminal.
 
 The files are TensorBoard's event files and `metrics.jsonl`. A resumed run appends to these files.
-Object stores cannot append, and TensorFlow does not support all stores. If the run's folder is in a
-store, the metrics are therefore written to a temporary local folder, and changed files are uploaded
-as a whole.
+Object stores cannot append to files, and TensorFlow does not support all stores. If the run's
+folder is in a store, the metrics are therefore written to a temporary local folder, and each
+changed file is uploaded as a whole.
 """
 
 import json
@@ -64,7 +64,7 @@ class LogFolder:
       after_seconds: Minimum time in seconds since the last upload. An earlier call does nothing.
 
     Raises:
-      InputError: the object store rejects a file.
+      InputError: If the object store rejects a file.
     """
     if self._url is None or time.monotonic() - self._upload_time < after_seconds:
       return
@@ -82,14 +82,14 @@ def numbers(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
 
 
 class SummaryWriter:
-  """Writes metrics of one kind (`train`, `training_eval/<task>`) to a folder.
+  """Writes one kind of metrics (`train` or `training_eval/<task>`) to a folder.
 
   The first write creates the folder. Only the first process writes. Writing TensorBoard events
   requires TensorFlow, which takes ten seconds to import. A run that reads its data without
   TensorFlow therefore writes only `metrics.jsonl`.
 
   Args:
-    folder: Folder of the run, or None to write nothing.
+    folder: The run's folder, or None to write nothing.
     kind: Path of the metrics below `folder`.
   """
 
@@ -110,11 +110,11 @@ class SummaryWriter:
         self._events = summary_writer.SummaryWriter(os.fspath(self._logs.local))
       path = self._logs.local / "metrics.jsonl"
       if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        os.truncate(path, content.rfind(b"\n") + 1)  # A full disk has truncated the last line.
+        os.truncate(path, content.rfind(b"\n") + 1)  # A full disk truncated the last line.
       self._lines = path.open("a", encoding="utf-8")
 
   def write_scalars(self, step: int, scalars: Mapping[str, float]) -> None:
-    """Writes the metrics of one step as a line of JSON and as TensorBoard scalars."""
+    """Writes the metrics for one step as a JSON line and as TensorBoard scalars."""
     self._open()
     if self._lines is None or self._logs is None:
       return
@@ -164,16 +164,16 @@ def send_to_wandb(
   credentials in URLs.
 
   Args:
-    model_dir: Folder of the run, on a local disk.
+    model_dir: The run's folder, on a local disk.
     summary_writer: The runtime's TensorBoard writer, before its first write.
     step: Current step.
-    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
       configuration.
     project: Name of the Weights & Biases project, which is created if needed.
     name: Display name of the run (default: the name of the folder).
 
   Raises:
-    InputError: wandb is not installed, or `model_dir` is a URL.
+    InputError: If wandb is not installed, or `model_dir` is a URL.
   """
   if jax.process_index() == 0:
     with errors.requires("wandb", "logging to Weights & Biases"):
@@ -212,7 +212,7 @@ def print_once(text: str) -> None:
 
 
 class Progress(progress_bar.Bar):
-  """The progress of training: step, time, steps/s, loss, examples/s, tokens/s.
+  """Shows the training progress: step, time, steps/s, loss, examples/s and tokens/s.
 
   On a terminal, one line is updated in place. Elsewhere, a new line is printed every 15 seconds.
   Only the first process shows the progress, starting with the first update.
@@ -236,7 +236,7 @@ class Progress(progress_bar.Bar):
 
   @property
   def format_dict(self) -> dict[str, Any]:
-    """Fields for tqdm's format string. Reading the metrics waits for the devices."""
+    """Fields for tqdm's format string. Computing the metrics waits for the devices."""
     fields = super().format_dict
     names = [name for name in ("loss", "tokens_per_example") if name in self._metrics]
     values = numbers({name: self._metrics[name] for name in names})
@@ -257,7 +257,7 @@ class Progress(progress_bar.Bar):
 
   def close(self) -> None:
     """Closes the bar without drawing it again."""
-    self.delay = math.inf  # tqdm draws nothing before the delay is over
+    self.delay = math.inf  # tqdm draws nothing before this delay is over.
     super().close()
 
   def end_line(self, message: str = "") -> None:
@@ -270,13 +270,13 @@ class Progress(progress_bar.Bar):
 
 
 class EvaluationLog:
-  """Collects the metrics of all evaluations and prints them as tables."""
+  """Collects the metrics from all evaluations and prints them as tables."""
 
   def __init__(self):
     self._metrics: dict[str, dict[int, dict[str, float]]] = {}  # by task and step
 
   def add(self, step: int, metrics_by_task: Mapping[str, Mapping[str, Any]]) -> None:
-    """Records the metrics of an evaluation at `step`."""
+    """Records the metrics from an evaluation at `step`."""
     for task, metrics in metrics_by_task.items():
       scalars = {
         name: float(value)
@@ -287,7 +287,7 @@ class EvaluationLog:
         self._metrics.setdefault(task, {})[step] = scalars
 
   def print_tables(self, best: Mapping[str, Any] | None = None) -> None:
-    """Prints a table per task: one row per metric, columns for the first, best and newest step.
+    """Prints a table per task, with one row per metric. Columns: first, best and newest step.
 
     Args:
       best: The best checkpoint (from `t5x.read_best`), even if an earlier process evaluated it.

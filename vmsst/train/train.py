@@ -26,7 +26,7 @@ from vmsst.train import trainer as trainer_lib
 
 # Config values that affect training, but not how the encoder uses its parameters.
 _TRAINING_ONLY = ("dropout_rate", "dtype", "remat", "scan_layers")
-_EVALUATED = "timing/evaluate_seconds"  # written when an evaluation is complete
+_EVALUATED = "timing/evaluate_seconds"  # Written when an evaluation is complete.
 
 
 def train(
@@ -65,7 +65,8 @@ def train(
   Args:
     model: See docs/model_interface.md.
     train_dataset_cfg: Training data.
-    train_eval_dataset_cfg: Data on which to compute the training metrics without updates, if any.
+    train_eval_dataset_cfg: Data for computing the training metrics without updating parameters, if
+      any.
     infer_eval_dataset_cfg: Data for the SeqIO evaluation, if any.
     checkpoint_cfg: Checkpoint to start from, and checkpoints to save.
     partitioner: Provides the device mesh.
@@ -79,9 +80,9 @@ def train(
     random_seed: Random seed for initialization, dropout and latents. If None, the seed is the
       current time, and the hardware random number generator is used.
     use_hardware_rng: Whether to use the hardware random number generator even if a seed is set.
-    summarize_config_fn: Function of (model_dir, summary_writer, step) that writes the
+    summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
       configuration.
-    inference_evaluator_cls: `seqio.Evaluator` (default), perhaps with bound arguments.
+    inference_evaluator_cls: `seqio.Evaluator` (default), optionally with bound arguments.
     get_dataset_fn: Function that returns the training data (default: `loader.get_batches`). Its
       arguments are `train_dataset_cfg`, the shard, the number of shards, and a function that
       creates the model's feature converter.
@@ -90,7 +91,7 @@ def train(
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"). An action receives the metrics
       and may stop the run.
     run_eval_before_training: Whether to also evaluate before the first step.
-    on_sigterm: Function to call at the end of a run that was stopped by SIGTERM.
+    on_sigterm: Function to call at the end if SIGTERM stopped the run.
     evaluator: Object that replaces the SeqIO evaluation. Its method `evaluate(train_state,
       train_state_axes)` returns metrics by task.
     average: Number of checkpoints to average after the last step. `vmsst.load` opens the average.
@@ -101,10 +102,10 @@ def train(
     The last step and the last train state.
 
   Raises:
-    InputError: The configuration, the data or the disk cannot be used, or `model_dir` contains
-      checkpoints of a different encoder.
+    InputError: If the configuration, the data or the disk cannot be used, or `model_dir` contains
+      checkpoints from a different encoder.
   """
-  if random_seed is None or use_hardware_rng:  # fast, but results depend on the sharding
+  if random_seed is None or use_hardware_rng:  # Fast, but results depend on the sharding.
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
   if random_seed is None:
     random_seed = int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
@@ -131,7 +132,7 @@ def train(
   shard = partitioner.data_shard(batch_size)
   log = summaries.EvaluationLog()
 
-  def converter(**options: Any) -> Any:  # imports seqio
+  def converter(**options: Any) -> Any:  # Accessing this class imports seqio.
     return model.FEATURE_CONVERTER_CLS(**options)
 
   if get_dataset_fn is None:
@@ -179,7 +180,7 @@ def train(
     elif restore is not None and restore.path not in (None, [], ()):
       start = checkpoints.find_checkpoint(restore)
       train_state = initializer.from_checkpoint(start, restore, init_rng)
-      data_state = input_pipeline.DataState(int(train_state.step), None)  # start of the data
+      data_state = input_pipeline.DataState(int(train_state.step), None)  # Read from the start.
     else:
       train_state, data_state = initializer.from_scratch(init_rng), None
     step = first_step = int(train_state.step)
@@ -189,7 +190,7 @@ def train(
         "TRAIN_STEPS, or set another MODEL_DIR to start over"
       )
     batches.start(first_step, data_state)
-    if jax.process_index() == 0:  # The average from an earlier end of the run is outdated.
+    if jax.process_index() == 0:  # An average of earlier checkpoints is outdated.
       storage.remove(storage.path(model_dir) / t5x.AVERAGE / loading.CHECKPOINT)
 
     # Trainer, evaluator and checkpoint manager
@@ -217,7 +218,8 @@ def train(
     manager = None
     if save_period or save_steps:
       manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
-    # Write files only after all steps that may fail, so that a mistake does not overwrite a run.
+    # Write files only after all steps that may fail, so that a run that fails early does not
+    # overwrite files.
     initializer.write_model_info(model_dir)
     if summarize_config_fn is not None:
       summarize_config_fn(model_dir, trainer.train_writer, first_step)
@@ -251,7 +253,7 @@ def train(
       bar.unpause()
 
     def save() -> None:
-      # Starts writing a checkpoint of this step, unless it exists.
+      # Start writing a checkpoint for this step, unless one exists.
       if manager is not None:
         if not trainer_lib.state_is_finite(trainer.train_state):
           raise InputError(
@@ -259,7 +261,7 @@ def train(
             "checkpoint is from an earlier step. Lower the learning rate or check the data"
           )
         check_claim()
-        trainer.train_writer.flush()  # write the metrics of a step before its checkpoint
+        trainer.train_writer.flush()  # Write metrics before the checkpoint.
         manager.save(trainer.train_state, batches.state())
 
     try:
@@ -325,7 +327,7 @@ class _Stop:
   signal = ""
 
   def agree(self, step: int) -> bool:
-    """Returns whether to stop after `step`. All processes agree, even if only one got a signal."""
+    """Returns whether to stop after `step`. All processes agree, even if only one is signaled."""
     if jax.process_count() > 1 and multihost_utils.reached_preemption_sync_point(step):
       self.signal = "SIGTERM"
     return bool(self.signal)
@@ -333,7 +335,7 @@ class _Stop:
 
 @contextlib.contextmanager
 def _stop_on_signal() -> Iterator[_Stop]:
-  """Yields an object that records SIGTERM and SIGINT. A second SIGINT interrupts at once.
+  """Yields an object that records SIGTERM and SIGINT. A second SIGINT interrupts immediately.
 
   In a multi-process run, `jax.distributed` handles SIGTERM and informs all processes.
   """
@@ -345,7 +347,7 @@ def _stop_on_signal() -> Iterator[_Stop]:
       signal.signal(signal.SIGINT, previous[signal.SIGINT])
     stop.signal = signal.Signals(number).name
 
-  with contextlib.suppress(ValueError):  # not in the main thread: the caller handles signals
+  with contextlib.suppress(ValueError):  # Only the main thread can handle signals.
     for number in (signal.SIGTERM, signal.SIGINT) if jax.process_count() == 1 else ():
       previous[number] = signal.signal(number, handle)
   try:
@@ -383,6 +385,6 @@ def _check_encoder(model: Any, model_dir: str) -> None:
     describe(saved.network, saved.vocabulary), describe(model.sentence_encoder, model.vocabulary)
   ):
     raise InputError(
-      f"MODEL_DIR {model_dir} has checkpoints of a different encoder: {changes}; train the same "
+      f"MODEL_DIR {model_dir} has checkpoints from a different encoder: {changes}; train the same "
       "encoder, or set another MODEL_DIR"
     )

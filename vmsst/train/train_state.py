@@ -1,4 +1,4 @@
-"""The state of a run: parameters, optimizer state, other variables of the model, and their axes.
+"""The state of a run: parameters, optimizer state, other model variables, and logical axes.
 
 A checkpoint stores the state in T5X's layout, `{'target': ..., 'state': {'step': ...,
 'param_states': ...}}`, with an additional entry `flax_mutables` if the model has variables other
@@ -44,8 +44,8 @@ class TrainState(struct.PyTreeNode):
 
   Attributes:
     step: Number of training steps so far.
-    params: Parameters of the model.
-    param_states: State of the optimizer.
+    params: Model parameters.
+    param_states: Optimizer state.
     flax_mutables: Model variables other than parameters, by collection.
     optimizer_def: The optimizer, or None.
     axes: Logical axes of the variables by collection (static, not part of the pytree).
@@ -98,7 +98,7 @@ class TrainState(struct.PyTreeNode):
     return traverse_util.unflatten_dict(traverse_util.flatten_dict(tree))
 
   def restore_state(self, state_dict: Mapping[str, Any]) -> TrainState:
-    """Returns the state with the arrays of `state_dict`; `flax_mutables` may be missing."""
+    """Returns the state with the arrays from `state_dict`; `flax_mutables` may be missing."""
     state = state_dict["state"]
     param_states = None
     if self.optimizer_def is not None:
@@ -128,7 +128,7 @@ class TrainState(struct.PyTreeNode):
   def as_logical_axes(self) -> TrainState:
     """Returns the state with arrays replaced by their logical axes, or by None if replicated.
 
-    Model collections without axes are omitted.
+    Collections without axes are omitted.
     """
     axes = flax.core.unfreeze(self.axes["params"])
     mutables = {
@@ -146,9 +146,9 @@ class TrainStateInitializer:
   Args:
     optimizer_def: The optimizer, or None for inference.
     init_fn: `model.get_initial_variables`.
-    input_shapes: Shape of every feature of the global batch.
+    input_shapes: Shape of each feature in the global batch.
     partitioner: Provides the device mesh.
-    input_types: Dtype of every feature.
+    input_types: Dtype of each feature.
 
   Attributes:
     global_train_state_shape: The state with a ShapeDtypeStruct for every array.
@@ -205,7 +205,7 @@ class TrainStateInitializer:
       fallback_rng: Random key to initialize missing arrays if `cfg.fallback_to_scratch` is true.
 
     Raises:
-      InputError: The checkpoint does not match the model.
+      InputError: If the checkpoint does not match the model.
     """
     scratch = None
     if cfg is not None and cfg.fallback_to_scratch:
@@ -224,7 +224,7 @@ class TrainStateInitializer:
     return shapes.restore_state(state)
 
   def write_model_info(self, folder: str) -> None:
-    """Lists the name, shape and axes of each array of the state in `folder`/model-info.txt."""
+    """Writes the name, shape and axes of each array in the state to `folder`/model-info.txt."""
     if jax.process_index() != 0:
       return
     shapes = self.global_train_state_shape

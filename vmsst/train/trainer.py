@@ -1,8 +1,8 @@
-"""The training step and its loop: `t5x.trainer` of the bundled runtime.
+"""The training step and the training loop (`t5x.trainer` in the bundled runtime).
 
-One jitted function with donated arguments runs a step. It computes the gradients (over
-microbatches), applies the update, and adds the metrics to a sum that is reset when metrics are
-written. The host only passes batches.
+Each step is one call to a jitted function with donated arguments. The function computes the
+gradients (over microbatches), applies the update, and adds the metrics to a sum that is reset when
+metrics are written. The host only supplies batches.
 """
 
 import collections
@@ -39,7 +39,7 @@ _STEPS_IN_FLIGHT = 2
 
 
 def merge_metrics(first: Metrics, second: Metrics) -> Metrics:
-  """Merges two sets of metrics. Metrics that are in only one set are returned unchanged."""
+  """Merges two sets of metrics. Metrics in only one of the sets are returned unchanged."""
   return {**second, **{n: x.merge(second[n]) if n in second else x for n, x in first.items()}}
 
 
@@ -55,9 +55,9 @@ def accumulate_grads_microbatched(
   num_microbatches: int | None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics, Any]:
-  """Computes gradients and metrics of a batch in `num_microbatches` microbatches of equal size.
+  """Computes gradients and metrics for a batch in `num_microbatches` microbatches of equal size.
 
-  Each microbatch has a separate random key. In-batch negatives come from the same microbatch.
+  Each microbatch uses a separate random key. In-batch negatives come from the same microbatch.
 
   Returns:
     Gradients, metrics, and the mutable collections after the batch (None if the model has none). If
@@ -106,7 +106,7 @@ def accumulate_grads_microbatched(
 
 
 def _loss_count(metrics: Metrics) -> jax.Array | float:
-  """Returns the number of pairs or tokens in the mean loss; 1 if the loss is a sum."""
+  """Returns the number of pairs or tokens in a mean loss, or 1 if the loss is a sum."""
   loss = metrics.get("loss")
   return loss.count if isinstance(loss, clu.metrics.Average) else 1.0
 
@@ -131,7 +131,7 @@ def train_with_lr(
   num_microbatches: int | None,
   data_partition_spec: PartitionSpec = PartitionSpec("data"),  # noqa: B008
 ) -> tuple[Any, Metrics]:
-  """Runs one step: computes the gradients of the batch and applies the update."""
+  """Runs one step: computes the gradients for the batch and applies the update."""
   grads, metrics, mutables = accumulate_grads_microbatched(
     model, train_state, batch, dropout_rng, num_microbatches, data_partition_spec
   )
@@ -158,7 +158,7 @@ def _floats(tree: Any) -> list[jax.Array]:
 
 
 def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
-  """Returns the metrics of one batch, without dropout."""
+  """Returns the metrics for one batch, without dropout."""
   eval_fn = _at_step(model.eval_fn, train_state)
   mutables = [train_state.flax_mutables] if train_state.flax_mutables else []
   return eval_fn(train_state.params, batch, *mutables)[1]
@@ -169,16 +169,16 @@ def eval_step(model: Any, train_state: Any, batch: Batch) -> Metrics:
 
 
 class Trainer:
-  """Runs steps and evaluations of a model on a mesh, and writes their metrics.
+  """Runs a model's training steps and evaluations on a mesh, and writes their metrics.
 
   Args:
     model: See docs/model_interface.md.
     train_state: Parameters and optimizer state, on the devices; `train` donates them.
     partitioner: Provides the device mesh.
-    eval_names: Names of the evaluation datasets for `eval`.
+    eval_names: Names of the datasets for `eval`.
     summary_dir: Folder for the TensorBoard and JSONL files. If None, no files are written.
-    train_state_axes: PartitionSpecs of `train_state`.
-    rng: Random key of the run; each step folds the step number into this key.
+    train_state_axes: PartitionSpecs for `train_state`.
+    rng: Random key for the run; each step folds the step number into this key.
     learning_rate_fn: Function that takes a step and returns its learning rate.
     num_microbatches: Number of microbatches per batch (default: 1).
   """
@@ -193,7 +193,7 @@ class Trainer:
     train_state_axes: Any,
     rng: jax.Array,
     learning_rate_fn: Callable[[jax.Array], jax.Array],
-    num_microbatches: Annotated[int, msgspec.Meta(ge=0)] | None,  # as in upstream T5X, 0 means 1
+    num_microbatches: Annotated[int, msgspec.Meta(ge=0)] | None,  # As in upstream T5X, 0 means 1.
   ):
     if hasattr(model, "check_microbatches"):
       model.check_microbatches(num_microbatches or 1)
@@ -313,7 +313,7 @@ class Trainer:
 
     def finish_oldest() -> None:
       number, metrics, finite = in_flight.popleft()
-      if not np.asarray(finite) and self._all_finite:  # waits for the devices
+      if not np.asarray(finite) and self._all_finite:  # This waits for the devices.
         logging.warning("Step %d is the first step with a loss that is not finite.", number)
         self._all_finite = False
       progress_bar.alive()
@@ -331,7 +331,7 @@ class Trainer:
           self.train_state, sums[kind], batch
         )
         in_flight.append((step, metrics, finite))
-        if len(in_flight) > _STEPS_IN_FLIGHT:  # limits the device queue for accurate step times
+        if len(in_flight) > _STEPS_IN_FLIGHT:  # Limit the device queue for accurate step times.
           finish_oldest()
     while in_flight:
       finish_oldest()
@@ -344,7 +344,7 @@ class Trainer:
     return step - start_step, values
 
   def eval(self, batch_iters: Mapping[str, Iterator[input_pipeline.Batch]]) -> dict[str, Scalars]:
-    """Computes, writes and returns the metrics of every evaluation dataset, by name."""
+    """Computes, writes and returns the metrics for every evaluation dataset, by name."""
     step = int(self.train_state.step)
     results: dict[str, Scalars] = {}
     for name, batches in batch_iters.items():
@@ -363,7 +363,7 @@ class Trainer:
     return results
 
   def check(self, batch_size: int) -> None:
-    """Raises InputError unless the numbers of microbatches and slices divide the batch size."""
+    """Raises InputError unless the batch size is divisible by the microbatch and slice counts."""
     for name, divisor in (
       ("num_microbatches", self._num_microbatches or 1),
       ("embedding_slices", getattr(self._model, "embedding_slices", 1)),

@@ -1,4 +1,4 @@
-"""`t5x.utils` of the bundled runtime: names that gin files and programs import."""
+"""`t5x.utils` in the bundled runtime: the names that gin files and programs import."""
 
 # ruff: noqa: F401
 

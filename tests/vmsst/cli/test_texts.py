@@ -199,7 +199,7 @@ def test_npy_files_are_vectors_for_every_command(sides, tmp_path, capsys, monkey
     results.append([*(pathlib.Path(file).read_bytes() for file in files), capsys.readouterr().out])
   assert results[0] == results[1]
   assert cli.main(["search", x, y, f"{y}.npy"]) == 1
-  assert "y.txt.npy does not name its encoder: give --encoder" in capsys.readouterr().err
+  assert "y.txt.npy does not name its encoder; give --encoder" in capsys.readouterr().err
 
 
 def test_texts_and_queries_have_the_prompt_of_their_role_or_of_an_option(tmp_path, capsys):
@@ -240,12 +240,12 @@ def test_errors_of_commands_on_texts_are_one_line(sides, tmp_path, capsys, monke
   pipe, _ = os.pipe()
   for command, message in (
     ("mine x.txt y.txt out.tsv", "give --encoder to compute them, or --vectors"),
-    ("mine x.txt y.txt o --vectors v v", "text than y.txt with 28 lines"),
+    ("mine x.txt y.txt o --vectors v v", "do not match the current text in y.txt (28 lines)"),
     ("embed a x.txt t.tsv o", "texts in different fields; give --field"),
     ("embed a x.txt o --engine local --ray-address x:1", "--ray-address does not apply"),
-    ("score a x.txt y.txt", "x.txt has 24 lines and"),
+    ("score a x.txt y.txt", "x.txt has 24 lines but"),
     ("score a bad.jsonl", "bad.jsonl:2: not a JSON object with a string 'target'"),
-    (f"embed a /dev/fd/{pipe} o", "not a file; give the path of a file"),
+    (f"embed a /dev/fd/{pipe} o", "not a file; pass the path of a file"),
   ):
     capsys.readouterr()
     assert cli.main(command.split()) == 1, command
@@ -274,7 +274,7 @@ def test_empty_texts_are_refused_and_nothing_is_written(sides, tmp_path, capsys,
     assert cli.main(line.split()) == 1, line
     done = capsys.readouterr()
     culprit = "empty.gz" if "empty.gz" in line else "standard input"
-    assert f"{culprit}: empty; give a text with at" in done.err, line
+    assert f"{culprit}: empty; pass a file with at" in done.err, line
     assert done.out == ""
     assert sorted(tmp_path.iterdir()) == before
 

@@ -311,7 +311,7 @@ def test_scores_of_a_changed_text_are_not_kept(tmp_path, monkeypatch):
     with open(path, "r+") as stream:  # in place, between two windows
       stream.write(content.replace("\n", "x\n")[: len(content)])
 
-  with pytest.raises(errors.InputError, match="text has changed since the work on it started"):
+  with pytest.raises(errors.InputError, match="text has changed since it was first read"):
     vector_jobs.score(scorer("a", None, [], change), text, text, tmp_path / "out")
   path.write_text(content)
   vector_jobs.score(scorer("a", None, []), text, text, tmp_path / "out")

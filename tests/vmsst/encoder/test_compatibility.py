@@ -37,7 +37,7 @@ def test_similarity_and_pairs_are_cosines(encoder, expected):
   np.testing.assert_allclose(both, cosines(expected, expected), atol=2e-6)
   pairs = encoder.score_pairs(SENTENCES[:3], expected[3:])
   np.testing.assert_allclose(pairs, np.diag(cosines(expected[:3], expected[3:])), atol=2e-6)
-  with pytest.raises(ValueError, match="3 sources, 2 targets; give equally many"):
+  with pytest.raises(ValueError, match="3 sources, 2 targets; pass equally many"):
     encoder.score_pairs(SENTENCES[:3], iter(SENTENCES[:2]))
 
 

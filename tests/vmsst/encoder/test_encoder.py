@@ -113,7 +113,7 @@ def test_places_without_an_encoder_are_named(run, tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "gcsfs", None)
   for path, message in (
     (run / "checkpoint_7", "no folder .*checkpoint_7; .*checkpoint_90"),
-    (tmp_path / "file", "file. is not a folder; give a training run"),
+    (tmp_path / "file", "file. is not a folder; pass a training run"),
     ("gs://bucket/run", r"pip install 'vmsst\[gcs\]'"),
   ):
     with pytest.raises(errors.InputError, match=message):

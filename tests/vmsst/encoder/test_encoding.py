@@ -20,7 +20,7 @@ def test_a_given_prompt_replaces_those_of_queries_and_documents():
 def test_vectors_that_are_not_finite_name_their_text():
   for value in (np.nan, np.inf, 3e38):
     vectors_ND = np.array([[1, 1], [1, value], [2, 2]], np.float32)
-    with pytest.raises(errors.InputError, match="vector of 'b' contains a value that"):
+    with pytest.raises(errors.InputError, match="vector for 'b' contains a value that"):
       encoding.check_finite(vectors_ND, ["a", "b", "c"])
 
 

@@ -100,7 +100,7 @@ def test_a_benchmark_that_fails_does_not_stop_the_others(root):
       one_hot,
       "x of summary is nan, not a finite",
     ),
-    (benchmark("two"), huge, "vector of 'two' contains a value that is not finite"),
+    (benchmark("two"), huge, "vector for 'two' contains a value that is not finite"),
   ):
     lines, encoder = [], fake_encoders.FakeEncoder(vector_of)
     results = suite.evaluate(encoder, [bad, benchmark("one")], root, report=lines.append)

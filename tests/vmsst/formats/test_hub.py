@@ -200,12 +200,12 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
     assert (printed, message.count("\n")) == ("", 1)
     assert {*hub.branches} == before
 
-  check("give owner/name", run, "me/new@v2")
+  check("pass owner/name", run, "me/new@v2")
   check("results.json: cannot be read", run, "me/new", "--results", run)
   other = {"encoder": {"name": "other", "digest": "1"}, "seen": None}
   other |= {"absent": {}, "failed": {}, "benchmarks": {}}
   (tmp_path / "results.json").write_text(json.dumps(other))
-  check("has results of other", run, "me/new", "--results", tmp_path)
+  check("contains results for other. ", run, "me/new", "--results", tmp_path)
   check("is public; pass --public", run, "me/public")
   hub.private.add("me/public")
   check("is private; omit --public", run, "me/public", "--public")

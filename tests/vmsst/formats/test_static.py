@@ -112,5 +112,5 @@ def test_a_table_that_lacks_tokens_is_refused(tmp_path, model2vec):
   from safetensors.numpy import save_file
 
   save_file({"embeddings": table(3)}, tmp_path / "model.safetensors")
-  with pytest.raises(errors.InputError, match="3 token vectors"):
+  with pytest.raises(errors.InputError, match="the table has 3 rows"):
     vmsst.load(tmp_path)

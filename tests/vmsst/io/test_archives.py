@@ -73,7 +73,7 @@ def of(*members, **options):
 NONE, BROKEN, UNTRUSTED = (
   "none of the expected files",
   "cannot be unpacked",
-  "untrusted: .*nothing was",
+  "not safe to unpack: .*nothing was",
 )
 HOSTILE = {
   "link.tar": (of(("link", b""), kind=tarfile.SYMTYPE), NONE),

@@ -32,7 +32,7 @@ def test_other_arrays_and_files_are_an_error(array, tmp_path):
   with pytest.raises(errors.InputError, match=r"x\.npy: vectors must be float32 \[N, 3\] in C"):
     array_files.open_mapped(tmp_path / "x.npy", ("N", 3))
   (tmp_path / "x.npy").write_bytes(b"something else")
-  with pytest.raises(errors.InputError, match=r"x\.npy: not a NumPy file of vectors"):
+  with pytest.raises(errors.InputError, match=r"x\.npy: not a NumPy file with vectors"):
     array_files.open_mapped(tmp_path / "x.npy", ("N", 3))
 
 

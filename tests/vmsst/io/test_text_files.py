@@ -15,7 +15,7 @@ def test_content_with_another_digest_is_an_error(tmp_path):
   digest.update(b"one\n")
   assert list(text_files.read_lines(str(path), digest.hexdigest())) == ["one"]
   path.write_text("one\nmore\n")
-  with pytest.raises(errors.InputError, match=r"x\.txt has changed since the work on it started"):
+  with pytest.raises(errors.InputError, match=r"x\.txt has changed since it was first read"):
     list(text_files.read_lines(str(path), digest.hexdigest()))
 
 

@@ -130,7 +130,7 @@ def test_broken_input_is_an_error(texts, tmp_path):
   with pytest.raises(errors.InputError, match=r"none of the 1 pairs in .*gold\.tsv is among the 0"):
     mine(texts, gold=str(gold), **NO_PAIRS)
   with pytest.raises(
-    errors.InputError, match="threshold is 1; set it to None, because gold pairs choose it"
+    errors.InputError, match="threshold is 1; set it to None, because the gold pairs determine it"
   ):
     mine(texts, gold=str(gold), threshold=1)
   with pytest.raises(errors.InputError, match=r"threshold is nan; set it to a number in"):
@@ -177,7 +177,7 @@ def test_windows_of_pairs_are_scored_in_order_and_cut_texts_are_counted(
 
 def test_unequal_columns_and_scores_that_are_not_finite_are_errors(tmp_path):
   short, long = write_column(tmp_path / "a", [1, 2]), write_column(tmp_path / "b", [1, 2, 3])
-  with pytest.raises(errors.InputError, match=r"a has 2 lines but .*b has 3; give files of equal"):
+  with pytest.raises(errors.InputError, match=r"a has 2 lines but .*b has 3; use files of equal"):
     list(bitext_mining.pair_scores(SCORER, short, long))
   with pytest.raises(errors.InputError, match=r"b:3: the score of this pair is not finite"):
     list(bitext_mining.pair_scores(SCORER, long, long))

@@ -84,7 +84,7 @@ def test_broken_input_is_an_error(tmp_path):
   searcher = text_search.Searcher(encoder, base)
   for vector, message in (
     ([1, 1], r"base has vectors of width 3, .* have width 2"),
-    ([np.nan] * 3, "vector of 'a' contains a value that is not finite"),
+    ([np.nan] * 3, "vector for 'a' contains a value that is not finite"),
   ):
     encoder.vector_of = lambda text, vector=vector: vector
     with pytest.raises(errors.InputError, match=message):

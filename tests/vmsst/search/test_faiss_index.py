@@ -116,7 +116,7 @@ def test_an_index_of_other_vectors_is_refused(folder, vectors_ND):
     faiss_index.open_index(folder / "index", vectors_ND + 1)
   with pytest.raises(errors.InputError, match=r"not built from the current vectors in .*vectors;"):
     faiss_index.open_index(folder / "vectors", folder / "vectors")
-  with pytest.raises(errors.InputError, match=r"no job\.json; give a folder that `vmsst index`"):
+  with pytest.raises(errors.InputError, match=r"no job\.json; use a folder that `vmsst index`"):
     faiss_index.open_index(folder, folder / "vectors")
 
 
@@ -133,9 +133,9 @@ def test_damage_is_found_before_faiss_reads_a_file(folder, monkeypatch):
 
 def test_broken_requests_are_errors(vectors_ND):
   for factory, message in (
-    ("HNSW32", "not supported; give a string such as OPQ64"),
+    ("HNSW32", "not supported; use a string such as OPQ64"),
     ("IVF8,PQ3", "does not suit vectors of width 8"),
-    ("IVF1000,Flat", "cannot be trained on 900 vectors; give fewer lists"),
+    ("IVF1000,Flat", "cannot be trained on 900 vectors; use fewer lists"),
   ):
     with pytest.raises(errors.InputError, match=message):
       faiss_index.build_index(vectors_ND, factory)

@@ -145,7 +145,7 @@ def test_broken_input_is_an_error():
   ):
     with pytest.raises(ValueError, match=message):
       search(good, good, **options)
-  with pytest.raises(ValueError, match="3 sources, 2 targets; give equally many"):
+  with pytest.raises(ValueError, match="3 sources, 2 targets; pass equally many"):
     margins.margin_scores(good, good[:2])
   with pytest.raises(ValueError, match="0 gold pairs"):
     margins.best_f1(margins.margin_pairs(good, good), np.zeros([0, 2], int))

@@ -36,7 +36,7 @@ def test_what_was_written_is_read(tmp_path, dtype):
 
 @pytest.mark.parametrize("name", ["vectors-00001.npy", "job.json"])
 def test_damaged_and_missing_files_are_named(tmp_path, name):
-  with pytest.raises(errors.InputError, match=r"no job\.json; give a folder that `vmsst embed`"):
+  with pytest.raises(errors.InputError, match=r"no job\.json; use a folder that `vmsst embed`"):
     vector_store.open_vectors(tmp_path)
   write_vectors(tmp_path)
   path = tmp_path / name
@@ -106,10 +106,10 @@ def test_arrays_and_npy_files_are_vectors(tmp_path, dtype, monkeypatch):
 @pytest.mark.parametrize(
   ("array", "message"),
   [
-    (VECTORS.astype(float), r"float64 of shape \(23, 3\); give vectors as rows, \[N, D\], of"),
+    (VECTORS.astype(float), r"float64 of shape \(23, 3\); pass vectors as rows, \[N, D\], in"),
     (VECTORS[0], r"float32 of shape \(3,\)"),
     (np.where(np.eye(23, 3, -4), np.nan, VECTORS), "vector 4 contains a value that is not finite"),
-    (np.array([["a"], [None]]), "object|not a NumPy file of vectors"),
+    (np.array([["a"], [None]]), "object|not a NumPy file with vectors"),
   ],
 )
 def test_other_arrays_are_no_vectors(tmp_path, array, message):
@@ -118,5 +118,5 @@ def test_other_arrays_are_no_vectors(tmp_path, array, message):
     with pytest.raises(errors.InputError, match=f"{name}: .*({message})"):
       vector_store.open_vectors(source)
   (tmp_path / "x.npy").write_bytes(b"something else")
-  with pytest.raises(errors.InputError, match=r"x\.npy: not a NumPy file of vectors"):
+  with pytest.raises(errors.InputError, match=r"x\.npy: not a NumPy file with vectors"):
     vector_store.open_vectors(tmp_path / "x.npy")

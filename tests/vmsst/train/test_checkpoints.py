@@ -77,7 +77,7 @@ ADAM = {"optimizer_def": optimizers.OptaxWrapper(optax.adam(0.1))}
   ("model", "rules", "message"),
   [
     (ADAM, None, r"lacks state/param_states/.*fallback_to_scratch=True"),
-    ({}, [("target/tabel", None)], "'target/tabel' matches no array of the model"),
+    ({}, [("target/tabel", None)], "'target/tabel' matches no array in the model"),
     ({}, [("target/table", "target/tabel")], "lacks target/tabel; the checkpoint has"),
   ],
 )

@@ -137,7 +137,7 @@ def test_if_one_process_dies_all_processes_stop_with_an_error(tmp_path, fate, vi
     if index == victim:
       assert fate != "error" or "shard 3 vanished" in errors
     else:  # whichever notices first: a collective, or JAX; gloo itself may end the process
-      assert re.search("another process of this run is lost|task|gloo|coordinat", errors), errors
+      assert re.search("another process in this run is lost|task|gloo|coordinat", errors), errors
 
 
 @pytest.mark.slow

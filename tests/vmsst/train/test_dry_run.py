@@ -129,7 +129,9 @@ def test_memory_of_a_step_is_its_state_and_temporary_arrays(capsys, monkeypatch)
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 26.47G exceeds 15.75G\nmore")
 
   monkeypatch.setattr(jax.stages.Lowered, "compile", compile_nothing)
-  with pytest.raises(InputError, match=r"does not fit 1 cpu: RESOURCE_EXHAUSTED: .*15.75G. Raise"):
+  with pytest.raises(
+    InputError, match=r"does not fit on 1 cpu: RESOURCE_EXHAUSTED: .*15.75G. Raise"
+  ):
     report(with_memory=True)
 
 
