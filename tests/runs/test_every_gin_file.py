@@ -88,13 +88,15 @@ _TRAIN = """
 import json, pathlib, sys
 import gin
 import vmsst
+from vmsst.cli import data
 from vmsst.train import eval as eval_lib, gin_utils, infer as infer_lib
 from vmsst.train import train as train_lib
 
 plan = json.load(sys.stdin)
 import opus_tree
 pairs = {(code, "eng"): rows for code, rows in plan["opus"].items()}
-opus_tree.write_dataset(plan["folder"], "soft_contrastive", pairs)
+dataset = opus_tree.write_dataset(plan["folder"], "soft_contrastive", pairs)
+data.embed_bitext(plan["folder"], plan["macros"]["TEACHER_VECTORS"], [f"{dataset}/*.tfrecord*"])
 for function in (train_lib.train, eval_lib.evaluate, infer_lib.infer):
   globals()[function.__name__] = function
   gin.register(function, "__main__")
@@ -174,6 +176,7 @@ def train(folder, files):
       "TRAIN_STEPS": STEPS,
       "PATTERNS": [str(folder / "bitext" / "*.tsv")],
       "OPUS_DATA_DIR": str(folder / "runs"),
+      "TEACHER_VECTORS": str(folder / "vectors"),
     },
   }
   done = commands.script(_TRAIN, cwd=folder, text=json.dumps(plan), timeout=2400)

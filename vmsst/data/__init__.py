@@ -1,1 +1,1 @@
-"""Finds, parses and tokenizes bitext files, and makes batches of their pairs."""
+"""Finds, parses and tokenizes bitext files, and batches their sentence pairs."""

@@ -1,8 +1,8 @@
-"""Batches of token ids for training, from shuffled, mixed, tokenized and padded table rows.
+"""Builds batches of token ids for training: shuffles, mixes, tokenizes and pads table rows.
 
 Grain reads a few hundred rows at a time, because one Python call per row would take longer than
-tokenizing the row. Optionally, each batch contains sentences of similar length. Nothing here
-imports TensorFlow or seqio.
+tokenizing the row. The sentences in a batch can be grouped by length. Nothing here imports
+TensorFlow or seqio.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
 BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)
 """Maximum length of each length class."""
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
-_SLOT = "slot"  # column with the position of each row in its chunk
+_SLOT = "slot"  # Column with the position of each row in its chunk
 _PATTERN = 1 << 20  # Number of rows after which the mixing pattern repeats.
 
 
@@ -51,7 +51,7 @@ class Tokenizer:
     vocabulary: Tokenizes the texts.
     max_length: Maximum number of tokens per text, or None for no limit. A row is dropped if either
       text is longer or has no tokens.
-    keep_all: Whether to keep every row and cut longer texts to `max_length` ids instead.
+    keep_all: Whether to keep every row and truncate longer texts to `max_length` tokens.
   """
 
   vocabulary: vocabularies.Vocabulary
@@ -61,13 +61,12 @@ class Tokenizer:
   def __call__(
     self, columns: Mapping[str, Any], lengths: Mapping[str, Any]
   ) -> dict[str, np.ndarray]:
-    """Returns the requested columns, with each text replaced by padded token ids.
+    """Returns the requested columns, with texts replaced by padded token ids.
 
     Args:
-      columns: Texts under `inputs` and optionally `targets` and `negatives`. All other columns are
-        arrays [N, ...].
-      lengths: The names of the columns to return, with the maximum length of each text column (None
-        for no limit).
+      columns: Columns by name. `inputs`, `targets` and `negatives` contain texts; only `inputs` is
+        required. All other columns are arrays [N, ...].
+      lengths: Maximum text length for each column to return. None means no limit.
     """
     result = {name: columns[name] for name in lengths}
     keep_N = np.ones(len(columns["inputs"]), bool)
@@ -90,7 +89,7 @@ class Tokenizer:
         list(itertools.chain.from_iterable(negatives)),
         row_languages and [language for language in row_languages for _ in range(width)],
       )
-      # A missing text has no EOS token.
+      # Missing texts get no EOS token.
       ended = zip(ids, self._with_eos(ids, length), strict=True)
       ids_MT = _padded_ids([with_eos if text else [] for text, with_eos in ended], length)
       ids_NKT = ids_MT.reshape(len(negatives), width, ids_MT.shape[1])
@@ -99,20 +98,20 @@ class Tokenizer:
     return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
 
   def _with_eos(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
-    """Appends the EOS token, if the vocabulary has one, and cuts the ids to the smallest limit."""
+    """Appends the EOS token, if there is one, and truncates the ids to the smallest limit."""
     limit = min((limit for limit in limits if limit), default=None)
     eos_id = self.vocabulary.eos_id
     return [vocabularies.cut_with_eos(text, limit or len(text) + 1, eos_id) for text in ids]
 
   def _languages(self, columns: Mapping[str, Any], name: str) -> list[languages.Language] | None:
-    """Returns the language of each row's text, or None if the vocabulary does not split words."""
+    """Returns each row's language, or None if the vocabulary does not split texts into words."""
     if not getattr(self.vocabulary, "pretokenize", False):
       return None
     return [_LANGUAGES[index] for index in columns[name][:, 0].tolist()]
 
 
 def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
-  """Pads ids to int32 [N, length]; if `length` is None, to the longest text."""
+  """Pads ids to int32 [N, length]. If `length` is None, pads to the length of the longest text."""
   size_N = np.fromiter(map(len, ids), int, len(ids))
   width = length or int(size_N.max(initial=1))  # TensorFlow crashes on zero-width rows.
   ids_NT = np.zeros([len(ids), width], np.int32)
@@ -123,7 +122,7 @@ def _padded_ids(ids: Sequence[Sequence[int]], length: int | None) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-  """A table of texts and the tokenizer for its rows.
+  """A text table and the tokenizer for its rows.
 
   Attributes:
     name: Name to show in messages.
@@ -136,7 +135,7 @@ class Texts:
   tokenizer: Tokenizer
 
   def spec(self, lengths: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the dtype and shape of each column of a row; unset text lengths are None."""
+    """Returns the dtype and shape of each column in a row. Lengths without a limit are None."""
     spec = {}
     for name, column in self.table.rows(np.zeros(1, np.int64)).items():
       is_text = not isinstance(column, np.ndarray)
@@ -159,19 +158,20 @@ def read_rows(
   num_epochs: int | None = None,
   reading: grain.ReadOptions = READING,
 ) -> grain.IterDataset:
-  """Reads one shard of tables. Each element has about `CHUNK` rows, as columns [N, ...].
+  """Reads one shard of the tables. Each element contains about `CHUNK` rows, as columns [N, ...].
 
-  Each epoch of a table is shuffled in a new order, which depends only on the seed and the shard.
-  The iterator state is a single number, so an interrupted run resumes at exactly the same row.
+  A table is shuffled in a new order in each epoch. The orders depend only on the seed and the
+  shard. The iterator state is a single number, so an interrupted run resumes at exactly the same
+  row.
 
   Args:
-    texts: The tables. All of them must have the same tokenizer.
+    texts: The tables. All tables must use the same tokenizer.
     rates: Relative sampling rate of each table.
-    lengths: The columns to return; see `Tokenizer`.
+    lengths: Maximum text length for each column to return; see `Tokenizer`.
     shuffle: Whether to shuffle.
     seed: Seed for shuffling (default: the current time).
-    shard: Index of this shard, and the number of shards. A shard contains whole files of a table if
-      the files divide evenly among the shards, otherwise every n-th row.
+    shard: Index of this shard, and the number of shards. If a table's files divide evenly among the
+      n shards, each shard contains whole files. Otherwise, each shard contains every n-th row.
     num_epochs: Number of epochs (default: endless). Iteration stops as soon as one table has no
       rows left.
     reading: Number of threads, and number of chunks to read ahead.
@@ -185,14 +185,14 @@ def read_rows(
     streams.append(_Stream(share or source.table, table_seed, first, step, num_epochs))
   pattern, rank, counts = _pattern(rates, base)
   total = 2**62
-  if num_epochs is not None:  # stop as soon as one table has no rows left
+  if num_epochs is not None:  # Stop as soon as one table has no rows left.
     ends = [divmod(len(stream), int(count)) for stream, count in zip(streams, counts, strict=True)]
     total = min(
       cycles * len(pattern) + int(np.flatnonzero(pattern == index)[row])
       for index, (cycles, row) in enumerate(ends)
     )
 
-  # The pattern repeats in cycles. `rank` numbers the rows of each table within a cycle.
+  # The pattern repeats in cycles. `rank` counts the rows from each table within a cycle.
   def read(chunk: int) -> dict[str, np.ndarray] | None:
     cycle_N, slot_N = np.divmod(
       np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)
@@ -203,11 +203,11 @@ def read_rows(
       row_K = np.flatnonzero(table_N == index)
       columns = streams[index].rows(cycle_N[row_K] * counts[index] + rank[slot_N[row_K]])
       columns_by_table.append({**columns, _SLOT: row_K})
-    # Tokenize the rows from all tables in one call, then restore the order of the pattern.
+    # Tokenize the rows from all tables in one call, then restore the pattern's order.
     rows = texts[0].tokenizer(_join(columns_by_table), {**lengths, _SLOT: None})
     order_N = np.argsort(rows.pop(_SLOT))
     if not len(order_N):
-      return None  # Grain skips None
+      return None  # Grain skips None.
     return {name: column[order_N] for name, column in rows.items()}
 
   chunks = grain.MapDataset.range(-(-total // CHUNK))
@@ -215,15 +215,15 @@ def read_rows(
 
 
 def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: bool = True) -> None:
-  """Logs how many pairs are dropped and how many texts are cut in each table's first chunk.
+  """Logs how many pairs are dropped and how many texts are truncated in each table's first chunk.
 
   Args:
     texts: The tables.
-    lengths: Maximum length of each column.
-    warn: Whether to log the warning.
+    lengths: Maximum text length for each column.
+    warn: Whether to log these numbers.
 
   Raises:
-    InputError: every pair of a table is dropped.
+    InputError: If no pair in a table is left after filtering.
   """
   total = dropped = sum(source.table.dropped for source in texts)
   cut = 0
@@ -241,14 +241,14 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: boo
       cut += sum(int(np.count_nonzero(rows[name][:, -1])) for name in longer)
     if not remaining:
       raise errors.InputError(
-        f"{source.name}: no pair is left: of {len(table) + table.dropped} pairs, {table.dropped} "
-        f"have an empty side, and {len(table)} an over-long one; check the files and max_length "
-        f"({source.tokenizer.max_length})"
+        f"{source.name}: no pairs are left: {table.dropped} of {len(table) + table.dropped} pairs "
+        f"have an empty text, and {len(table)} have a text that is too long; check the files and "
+        f"max_length ({source.tokenizer.max_length})"
       )
   if warn and (dropped or cut):
     logging.warning(
-      "Of the first %d pairs, dropped: %d (an empty text, or one above MAX_PAIR_LENGTH); texts cut "
-      "to %d tokens: %d",
+      "Of the first %d pairs, dropped: %d (a text is empty or longer than MAX_PAIR_LENGTH); texts "
+      "cut to %d tokens: %d",
       *(total, dropped, min(longer.values(), default=1) - 1, cut),
     )
 
@@ -257,8 +257,8 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
   """Returns a repeating order in which the tables alternate at their sampling rates.
 
   Returns:
-    The index of the table that each row comes from [P], the position of each row among the rows of
-    its table [P], and the number of rows from each table.
+    The index of each row's table [P], the position of each row among the rows from its table [P],
+    and the number of rows from each table.
   """
   counts = np.ones(len(rates), int)
   if len(rates) > 1:
@@ -273,16 +273,16 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
 
 @dataclasses.dataclass(frozen=True)
 class _Stream:
-  """One host's rows of a table over all epochs: every `step`-th row, starting at `first`.
+  """One host's share of a table's rows over all epochs: every `step`-th row, starting at `first`.
 
-  In each epoch, rows are shuffled anew within windows of neighboring rows. The windows themselves
-  stay in order.
+  In each epoch, rows are reshuffled within windows of neighboring rows. The order of the windows
+  does not change.
 
   Attributes:
     table: The table.
-    seed: Seed for shuffling, or None to keep the order of the table.
+    seed: Seed for shuffling, or None to keep the table's order.
     first: Index of the host's first row.
-    step: Number of hosts that divide the rows among themselves.
+    step: Number of hosts that share the rows.
     num_epochs: Number of epochs, or None to repeat the table endlessly.
   """
 
@@ -296,7 +296,7 @@ class _Stream:
     return max(0, -(-(len(self.table) * (self.num_epochs or 0) - self.first) // self.step))
 
   def rows(self, position_N: np.ndarray) -> tables.Columns:
-    """Returns the rows at these positions of the stream."""
+    """Returns the rows at the given positions in the stream."""
     epoch_N, number_N = np.divmod(position_N * self.step + self.first, len(self.table))
     if self.seed is not None:
       # Every host computes the same permutation for an epoch and window.
@@ -315,7 +315,7 @@ def _permutation(seed: tuple[int, ...], size: int) -> np.ndarray:
 
 
 def _join(tables_columns: Sequence[tables.Columns]) -> dict[str, Any]:
-  """Concatenates the rows of several tables."""
+  """Concatenates rows from several tables."""
   return {
     name: np.concatenate([columns[name] for columns in tables_columns])
     if isinstance(tables_columns[0][name], np.ndarray)
@@ -325,11 +325,11 @@ def _join(tables_columns: Sequence[tables.Columns]) -> dict[str, Any]:
 
 
 class BatchIterator(dataset_iterator.DatasetIterator):
-  """Iterates over the batches of a Grain dataset. Compatible with upstream T5X.
+  """Iterates over the batches in a Grain dataset. Compatible with upstream T5X.
 
   Args:
     dataset: The dataset.
-    element_spec: Shape and dtype of the columns of a batch.
+    element_spec: Shape and dtype of each column in a batch.
     shard: Index of the shard that the iterator reads, and the number of shards.
   """
 
@@ -346,7 +346,7 @@ class BatchIterator(dataset_iterator.DatasetIterator):
 
   @property
   def element_spec(self) -> Mapping[str, jax.ShapeDtypeStruct]:
-    """Shape and dtype of the columns of a batch."""
+    """Shape and dtype of each column in a batch."""
     return self._element_spec
 
   def __next__(self) -> Batch:
@@ -355,7 +355,7 @@ class BatchIterator(dataset_iterator.DatasetIterator):
     return batch
 
   def reset(self) -> None:
-    """Starts over."""
+    """Restarts from the first batch."""
     self._iterator = iter(self._dataset)
     self._count = 0
 
@@ -365,13 +365,13 @@ class BatchIterator(dataset_iterator.DatasetIterator):
     return {"batches": self._count, "dataset": dataset}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Continues after the batch at which the state was saved. Call this before the first batch.
+    """Resumes after the batch at which the state was saved. Call this before reading a batch.
 
     Raises:
-      ValueError: the state was saved for a different shard.
+      ValueError: If the state was saved for a different shard.
     """
     if (shard := state["dataset"]["shard"]) != self._shard:
-      raise ValueError(f"the state is for data shard {shard}, not {self._shard}")
+      raise ValueError(f"the state was saved for data shard {shard}, not {self._shard}")
     self._count = int(state["batches"])
     self._iterator.set_state(state["dataset"]["iterator"])
 
@@ -399,11 +399,11 @@ def batched(
   Args:
     rows: Datasets whose elements are groups of rows, as columns [N, ...].
     rates: Relative sampling rate of each dataset.
-    spec: Shape and dtype of each column of one row.
+    spec: Shape and dtype of each column in one row.
     size: Rows per batch.
     shard: Index of this shard, and the number of shards.
     seed: See `length_batches`.
-    boundaries: See `length_batches`. None does not group texts by length.
+    boundaries: See `length_batches`. If None, texts are not grouped by length.
   """
   if boundaries is None:
     batches = [grain.experimental.RebatchIterDataset(x, size, drop_remainder=True) for x in rows]
@@ -424,15 +424,17 @@ def length_batches(
 ) -> grain.IterDataset:
   """Batches rows of similar length. Drops an incomplete last batch.
 
-  At least `GROUP_ROWS` rows, and enough rows for `GROUP` batches, are sorted at a time.
+  Rows are sorted in groups. Each group contains at least `GROUP_ROWS` rows and at least `GROUP`
+  batches.
 
   Args:
     rows: Dataset whose elements are groups of rows, as columns [N, ...], with token ids under
       `inputs` and optionally `targets` and `negatives`. Id 0 is padding.
     size: Rows per batch.
     longest: Maximum length of `inputs` and `targets`.
-    seed: Seed for shuffling the batches of each group, or None to put the shortest batches first.
-    boundaries: Maximum length of each length class, ascending. `longest` is added as the last.
+    seed: Seed for shuffling the batches within each group, or None to put the shortest batches
+      first.
+    boundaries: Maximum length of each length class, ascending. `longest` is appended.
   """
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 

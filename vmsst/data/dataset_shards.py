@@ -32,12 +32,12 @@ def language_codes(path: str) -> tuple[str, str] | None:
 
 
 class Records:
-  """The records of a TFRecord file, with random access.
+  """The records in a TFRecord file, with random access.
 
   A file in an object store is copied to the local disk, once per process.
 
   Raises:
-    InputError: the file is damaged.
+    InputError: If the file is damaged.
   """
 
   def __init__(self, path: str):
@@ -49,7 +49,7 @@ class Records:
       self._content: Any = b""
       if size:
         self._content = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    # A record consists of a length and its checksum, then the content and its checksum.
+    # A record consists of the length, its checksum, the content, and the content's checksum.
     position = 0
     while position < size:
       self._starts.append(position)
@@ -65,19 +65,19 @@ class Records:
     return len(self._starts)
 
   def pair(self, number: int) -> tuple[str, str]:
-    """Returns the source and target texts of an example.
+    """Returns the source and target texts in an example.
 
     Raises:
-      InputError: the record is damaged, or is not such an example.
+      InputError: If the record is damaged or was not written by `vmsst data build`.
     """
     texts = self.texts(number, ("source", "target"))
     return texts["source"], texts["target"]
 
   def texts(self, number: int, names: Sequence[str] = FEATURES) -> dict[str, str]:
-    """Returns the texts of an example by feature name.
+    """Returns the texts in an example, by feature name.
 
     Raises:
-      InputError: the record is damaged, or is not such an example.
+      InputError: If the record is damaged or was not written by `vmsst data build`.
     """
     from google.protobuf import message
 
@@ -97,11 +97,11 @@ class Records:
 
 
 class Examples:
-  """Serializes tf.train.Example messages of one language pair.
+  """Serializes tf.train.Example messages for one language pair.
 
   Args:
-    source_language: Code of the first side.
-    target_language: Code of the second side.
+    source_language: Language code of the source texts.
+    target_language: Language code of the target texts.
   """
 
   def __init__(self, source_language: str, target_language: str):
@@ -111,7 +111,7 @@ class Examples:
       self._example.features.feature[name].bytes_list.value.append(codes.get(name, "").encode())
 
   def example(self, corpus: bytes, source: bytes, target: bytes) -> bytes:
-    """Returns a serialized example; the texts are UTF-8."""
+    """Returns a serialized example for a corpus name and two texts, all in UTF-8."""
     features = self._example.features.feature
     features["corpus"].bytes_list.value[0] = corpus
     features["source"].bytes_list.value[0] = source
@@ -131,10 +131,10 @@ def write(path: str | os.PathLike[str], records: Iterable[bytes]) -> tuple[int, 
   """Writes records to a TFRecord file. The same records always produce the same bytes.
 
   Returns:
-    The number of records, and the sum of their sizes in bytes.
+    The number of records and their total size in bytes.
 
   Raises:
-    OSError: the file cannot be written.
+    OSError: If the file cannot be written.
   """
   count = size = 0
   with open(path, "wb") as stream:

@@ -1,4 +1,4 @@
-"""Parses bitext formats. Parsers yield rows, and a fault for each item that they cannot read.
+"""Parses bitext formats. Each parser yields rows, and a fault for each item that it cannot read.
 
     for item in formats.parse("tsv", ["x.tsv"], (german, english)):
       ...  # a Row, or a Fault for a line that could not be read
@@ -25,13 +25,13 @@ from vmsst.languages import Language
 _UNKNOWN = (languages.UNDETERMINED, languages.UNDETERMINED)
 ROLES = {
   **dict.fromkeys(("query", "question"), "query"),
-  # FlagEmbedding's files name the positives of a query "pos".
+  # FlagEmbedding files store a query's positives under "pos".
   **dict.fromkeys(("document", "passage", "answer", "pos"), "document"),
 }
 """Maps a column name to the role of its texts, which selects their prompt."""
 _SCORES = ("score", "label", "scores", "labels", "similarity_score", "teacher_scores")
-_IDS = ("id", "idx", "index")  # fields that are neither texts nor scores
-# If every column of the first line of a TSV file matches, the line is a header.
+_IDS = ("id", "idx", "index")  # Fields that contain neither texts nor scores.
+# The first line of a TSV file is a header if this pattern matches every column of the line.
 _COLUMN = re.compile(
   rf"anchor|positive|negative(_\d+)?|sentence_?[12ab]|{'|'.join([*ROLES, *_SCORES])}|id", re.I
 )
@@ -39,7 +39,7 @@ _COLUMN = re.compile(
 _TMX_MARKUP = frozenset({"bpt", "ept", "it", "ph", "ut"})
 _UNIT_START = re.compile(r"(?=<tu[\s>])")
 _UNIT_END = re.compile(r"</tu\s*>")
-_UNIT_CHARACTERS = 4 << 20  # Longer units are faults, to limit memory use.
+_UNIT_CHARACTERS = 4 << 20  # Longer units are faults. This limits memory use.
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 _MARKS = (
   (codecs.BOM_UTF8, "utf-8-sig"),
@@ -52,11 +52,11 @@ T = TypeVar("T")
 
 
 class Row(NamedTuple):
-  """The texts of one pair.
+  """The texts in one pair.
 
   Attributes:
     number: Line number, starting at 1. In TMX, the position of the `<tu>` in the file.
-    texts: Source and target, followed by hard negatives or any further columns.
+    texts: Source and target, followed by any hard negatives or further columns.
     scores: Scores or labels, either one for the pair or one for each text after the first. If a TSV
       file without a header has a score column before the pair, the score is a string.
     names: Column names of the texts, if the file has column names.
@@ -72,9 +72,9 @@ class Fault(NamedTuple):
   """A line, unit or file that was skipped because it could not be read.
 
   Attributes:
-    location: `FILE:LINE` or `FILE`, where a file in an archive is `x.zip/MEMBER`.
-    what: The reason. All faults of the same kind in a file have the same wording, so that they can
-      be counted.
+    location: `FILE:LINE` or `FILE`. For a file in an archive, `FILE` is `x.zip/MEMBER`.
+    what: The reason. All faults of the same kind in a file have the same wording, so that callers
+      can count them.
   """
 
   location: str
@@ -82,7 +82,7 @@ class Fault(NamedTuple):
 
 
 def require(items: Iterable[T | Fault]) -> Iterator[T]:
-  """Yields the items until the first fault, which raises InputError."""
+  """Yields the items, and raises InputError at the first fault."""
   for item in items:
     if isinstance(item, Fault):
       raise errors.InputError(f"{item.location}: {item.what}")
@@ -95,7 +95,7 @@ def parse(
   pair: tuple[Language, Language],
   fields: Sequence[str] | None = None,
 ) -> Iterator[Row | Fault]:
-  """Yields the rows of a bitext in any of the supported formats.
+  """Yields the rows in a bitext of any supported format.
 
   Args:
     kind: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
@@ -104,7 +104,7 @@ def parse(
     fields: JSONL only; see `record_rows`.
 
   Raises:
-    InputError: a TFRecord record is damaged, or a file in an object store cannot be read.
+    InputError: If a TFRecord record is damaged, or a file in an object store cannot be read.
   """
   path = paths[0]
   match kind:
@@ -122,7 +122,7 @@ def parse(
 
 
 def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] | Fault]:
-  """Yields the number, location and text of each line, or a fault if the line cannot be read."""
+  """For each line, yields the number, location and text, or a fault if reading the line fails."""
   number = 0
   try:
     for number, line in enumerate(archives.lines(chunks), 1):
@@ -133,10 +133,10 @@ def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] 
 
 
 def parse_moses(files: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | Fault]:
-  """Yields the rows of two aligned files, in which lines with the same number are translations.
+  """Yields rows from two aligned files, in which lines with the same number are translations.
 
   Args:
-    files: Name and content of each file.
+    files: The name and the content of each file.
   """
   for number, pair in enumerate(itertools.zip_longest(*(_lines(*text) for text in files)), 1):
     if None in pair:
@@ -151,7 +151,7 @@ def parse_moses(files: Sequence[tuple[str, Iterable[bytes]]]) -> Iterator[Row | 
 
 
 def parse_tsv(path: str) -> Iterator[Row | Fault]:
-  """Yields the rows of a TSV file: source TAB target, optionally followed by further columns.
+  """Yields rows from a TSV file with source TAB target, optionally followed by further columns.
 
   If the first line is a header, such as "anchor TAB positive TAB score", all following lines are
   parsed as records (see `record_rows`). A file without a header may have a score column before the
@@ -183,7 +183,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
 
 
 def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
-  """Yields the number, location and value of each JSONL line, or a fault if it cannot be parsed."""
+  """For each JSONL line, yields the number, location and value, or a fault if parsing fails."""
   for item in _lines(path, archives.file_chunks(path)):
     if isinstance(item, Fault):
       yield item
@@ -191,7 +191,7 @@ def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
     number, location, line = item
     try:
       yield number, location, json.loads(line)
-    except (ValueError, RecursionError) as error:  # includes huge numbers and deep nesting
+    except (ValueError, RecursionError) as error:  # This includes huge numbers and deep nesting.
       yield Fault(location, f"not JSON: {error}")
 
 
@@ -200,15 +200,15 @@ def record_rows(
   pair: tuple[Language, Language] = _UNKNOWN,
   fields: Sequence[str] | None = None,
 ) -> Iterator[Row | Fault]:
-  """Yields one row for each positive of each record.
+  """Yields one row for each positive in each record.
 
   Args:
-    records: The number, location and value of each record. The value is a sequence of texts, an
-      object, or an object that contains the texts in an inner object under the key "translation".
+    records: The number, location and value of each record. The value is a sequence of texts or an
+      object. The texts are fields of the object, or of an inner object under the key "translation".
       Faults are yielded unchanged.
     pair: The languages of the two sides, if known. Fields are then named by language code.
-    fields: Names of the two text fields. If omitted, the fields are found by the language codes of
-      `pair`. If the languages are unknown, too, every field that contains a text or a list of texts
+    fields: Names of the two text fields. If omitted, the fields are named by the language codes in
+      `pair`. If the languages are also unknown, every field that contains a text or a list of texts
       in the first record is a text field, in the order source, target, hard negatives.
   """
   names = fields or ()
@@ -220,7 +220,7 @@ def record_rows(
     columns, scores = record if isinstance(record, list | tuple) else [None], []
     pos_scores, neg_scores = (), ()
     if isinstance(record, Mapping):
-      inner = record.get("translation")  # as in Hugging Face's datasets
+      inner = record.get("translation")  # Hugging Face datasets use this key.
       record = {**record, **inner} if isinstance(inner, Mapping) else record
       names = names or _field_names(record, pair)
       if missing := [name for name in names[:2] if name not in record]:
@@ -258,7 +258,7 @@ def record_rows(
 
 
 def _field_names(record: Mapping[str, Any], pair: tuple[Language, Language]) -> Sequence[str]:
-  """Returns the names of the text fields of a record."""
+  """Returns the names of a record's text fields."""
   names = [
     name
     for name, x in record.items()
@@ -267,16 +267,16 @@ def _field_names(record: Mapping[str, Any], pair: tuple[Language, Language]) -> 
   if pair != _UNKNOWN:
     by_language = {language_or_none(name): name for name in names}
     return [_side(by_language, language) or language.name for language in pair]
-  # FlagEmbedding's list of negatives may be empty, so `names` may lack "neg".
+  # A FlagEmbedding record may have no negatives, so `names` may lack "neg".
   return ["query", "pos", "neg"] if "pos" in record else names
 
 
 def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | Fault]:
-  """Yields a row for each `<tu>` of a TMX file that contains at least one of the two languages.
+  """Yields a row for each TMX unit (`<tu>`) that contains at least one of the two languages.
 
   Whitespace in texts is collapsed to single spaces, and a missing side becomes "". Units are parsed
-  independently, so an ill-formed unit does not affect the rest of the file. Document type
-  definitions are not read, so a unit with an entity that XML itself does not define is a fault.
+  independently, so a malformed unit does not affect the rest of the file. Document type definitions
+  are not read, so a unit is a fault if it contains an entity that XML itself does not define.
   """
   line, number, buffer = 1, 0, ""
   try:
@@ -309,7 +309,7 @@ def _unit_row(
   location: tuple[str, int],
   pair: tuple[Language, Language],
 ) -> Iterator[Row | Fault]:
-  """Yields the row of a unit, or a fault, or nothing if the unit has neither language."""
+  """Yields a unit's row or a fault, or nothing if the unit contains neither language."""
   path, line = location
   if "\ufffd" in unit:
     yield Fault(f"{path}:{line}", "a character that cannot be decoded")
@@ -339,10 +339,10 @@ def _unit_row(
 
 
 def _decode_xml(chunks: Iterable[bytes]) -> Iterator[str]:
-  """Yields the text of an XML file in chunks, replacing bytes that cannot be decoded by U+FFFD.
+  """Yields the text of an XML file in chunks, replacing undecodable bytes with U+FFFD.
 
   Raises:
-    archives.DamagedError: the encoding is unknown, or it is UTF-16 without a byte order mark.
+    archives.DamagedError: If the encoding is unknown, or is UTF-16 without a byte order mark.
   """
   decoder = None
   try:
@@ -353,7 +353,7 @@ def _decode_xml(chunks: Iterable[bytes]) -> Iterator[str]:
         encoding = encoding or (declared[1].decode() if declared else "utf-8")
         decoder = codecs.getincrementaldecoder(encoding)("replace")
       yield decoder.decode(chunk)
-  except (LookupError, UnicodeError) as error:  # invalid characters do not raise
+  except (LookupError, UnicodeError) as error:  # Invalid characters raise no error.
     raise archives.DamagedError(str(error)) from None
 
 
@@ -365,9 +365,9 @@ def _side(by_language: dict[Language | None, T], language: Language) -> T | None
   return by_language.get(next(variants, language))
 
 
-@functools.lru_cache(maxsize=1 << 12)  # A file may contain any number of different codes.
+@functools.lru_cache(maxsize=1 << 12)  # Limit the size, because a file may contain many codes.
 def language_or_none(code: str) -> Language | None:
-  """Returns the language of a code, or None if the code is unknown."""
+  """Returns the language for a code, or None if the code is unknown."""
   try:
     return languages.language(code)
   except ValueError:

@@ -12,16 +12,16 @@ Texts = Iterable[str] | os.PathLike[str]
 
 
 def as_list(texts: Texts) -> list[str]:
-  """Returns the texts as a list, replacing lone surrogates by U+FFFD because UTF-8 lacks them.
+  """Returns the texts as a list. Lone surrogates become U+FFFD, because UTF-8 cannot encode them.
 
   Args:
     texts: Strings in any ordered iterable, an open text file with one text per line, or a
-      `pathlib.Path` of a UTF-8 file, plain or gzipped, with one text per line.
+      `pathlib.Path` to a UTF-8 file, plain or gzipped, with one text per line.
 
   Raises:
-    TypeError: an item is not a string (for example None, NaN or bytes), or `check` rejects the
+    TypeError: If an item is not a string (for example None, NaN or bytes), or `check` rejects the
       texts.
-    InputError: the file cannot be read.
+    InputError: If the file cannot be read.
   """
   if isinstance(texts, os.PathLike):
     return list(text_files.read_lines(os.fspath(texts)))
@@ -54,15 +54,15 @@ def check(texts: Iterable[str]) -> None:
 
 
 def languages(value: Any, count: int) -> list[str]:
-  """Returns the language code of each of `count` sentences.
+  """Returns one language code for each of `count` sentences.
 
   Args:
-    value: One code, or one for each sentence.
+    value: One code for all sentences, or a list with one code for each sentence.
     count: Number of sentences.
 
   Raises:
-    TypeError: a code is not a string.
-    ValueError: the number of codes differs from the number of sentences.
+    TypeError: If a code is not a string.
+    ValueError: If the number of codes differs from the number of sentences.
   """
   if isinstance(value, str):
     return [value] * count
@@ -80,5 +80,5 @@ def languages(value: Any, count: int) -> list[str]:
 def languages_by_side(languages: Sequence[Any]) -> tuple[Any, Any]:
   """Returns the source and target languages; raises ValueError unless there are exactly two."""
   if isinstance(languages, str) or len(languages) != 2:
-    raise ValueError(f"languages is {languages!r}; give two values: source and target")
+    raise ValueError(f"languages is {languages!r}; pass two values: source and target")
   return languages[0], languages[1]

@@ -31,15 +31,15 @@ def get_batches(
   one_language_pair: bool = False,
   boundaries: Sequence[int] = batches.BOUNDARIES,
 ) -> batches.BatchIterator:
-  """Returns this host's part of each batch. Bind it to `train_script.train.get_dataset_fn`.
+  """Returns this host's part of each batch. In gin, bind `train_script.train.get_dataset_fn` to it.
 
   Each host reads its shard of every task, and the rows of all hosts together form a batch. The
   order of the rows therefore depends on the seed and on the number of hosts. Grain reads
-  `seqio_tasks.TextTask` tasks. SeqIO and TensorFlow read all other tasks; a resumed run then has to
-  read and skip the rows that it was already trained on.
+  `seqio_tasks.TextTask` tasks. SeqIO and TensorFlow read all other tasks. For these tasks, a
+  resumed run has to read and skip the rows that it has already used.
 
   Grouping sentences by length reduces padding. It also changes losses with in-batch negatives,
-  because negatives then have about the same length as the translation.
+  because the negatives of a sentence then have about the same length as its translation.
 
   Args:
     cfg: A T5X `DatasetConfig`, or an object with the same fields.
@@ -51,19 +51,22 @@ def get_batches(
     group_by_length: Whether to batch sentences of similar length. The rows for several batches are
       sorted by the length class of their longest sentence (see `boundaries`) and then split into
       batches. With `cfg.shuffle`, these batches are shuffled, in the same order on all hosts.
-    one_language_pair: Whether all rows of a batch come from the same task of the mixture. In this
-      package, each task has one language pair. The task of each batch is sampled at the mixing
+    one_language_pair: Whether all rows in a batch come from the same task of the mixture. In this
+      package, each task has one language pair. The task for each batch is sampled at the mixing
       rates.
-    boundaries: Maximum length of each length class, ascending. The longest feature length is added.
+    boundaries: Maximum length of each length class, ascending. The longest feature length is
+      appended.
 
   Raises:
-    InputError: the task is unknown, the batch size is not a multiple of `num_shards`, every pair of
-      a task is dropped, or a configuration value is invalid.
+    InputError: If the task is unknown, the batch size is not a multiple of `num_shards`, no pair in
+      a task is left after filtering, or a configuration value is invalid.
   """
   provider = get_mixture_or_task(cfg)
   check_split(cfg)
   valid = cfg.batch_size % num_shards == 0
-  errors.check(valid, "BATCH_SIZE", cfg.batch_size, f"a multiple of {num_shards}, the data shards")
+  errors.check(
+    valid, "BATCH_SIZE", cfg.batch_size, f"a multiple of {num_shards}, the number of data shards"
+  )
   is_mixture = isinstance(provider, seqio.Mixture)
   if one_language_pair and not (is_mixture or isinstance(provider, seqio_tasks.TextTask)):
     raise errors.InputError(
@@ -75,7 +78,7 @@ def get_batches(
   # Warn in training only, because an evaluation would repeat the warning for every task.
   batches.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
   seed = cfg.seed
-  if seed is None:  # All processes use the time of process 0.
+  if seed is None:  # All processes use process 0's time.
     seed = multihost_utils.broadcast_one_to_all(np.int32(time.time()))
   seed = int(seed)
   size = cfg.batch_size // num_shards
@@ -88,7 +91,7 @@ def get_batches(
   def load(
     source: seqio.Task | seqio.Mixture, seed: int, reading: grain.ReadOptions
   ) -> tuple[grain.IterDataset, Spec]:
-    """Returns the rows of a task or mixture, and the shape and dtype of each column."""
+    """Returns the rows in a task or mixture, and the shape and dtype of each column."""
     tasks = [task for task in seqio.get_subtasks(source) if cfg.split in task.splits]
     # Grain reads text tasks that share a tokenizer, without TensorFlow.
     are_texts = tasks and all(
@@ -153,15 +156,15 @@ def _spec(dataset: tf.data.Dataset) -> Spec:
 
 
 def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
-  """Returns the batches of a tf.data dataset. The order of its first iteration must be fixed."""
+  """Wraps a tf.data dataset of batches. The order of its first iteration must be fixed."""
   return batches.BatchIterator(_TensorFlowDataset(dataset), _spec(dataset))
 
 
 class _TensorFlowDataset(grain.IterDataset):
   """A tf.data dataset whose iterator state is the number of elements read.
 
-  The state must be set before the first element is read, because tf.data reshuffles in each
-  iteration.
+  The state must be set before the first element is read, because tf.data reshuffles the elements in
+  each iteration.
   """
 
   def __init__(self, dataset: tf.data.Dataset):
@@ -194,10 +197,10 @@ class _TensorFlowIterator(grain.DatasetIterator):
 
 
 def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
-  """Returns the mixture or task of a `DatasetConfig` after importing `module`, if set.
+  """Imports a `DatasetConfig`'s `module`, if set, and returns the config's mixture or task.
 
   Raises:
-    InputError: no such task or mixture is registered.
+    InputError: If no such task or mixture is registered.
   """
   if cfg.module:
     importlib.import_module(cfg.module)
@@ -215,8 +218,8 @@ def get_mixture_or_task(cfg: Any) -> seqio.Mixture | seqio.Task:
 
 
 def check_split(cfg: Any) -> None:
-  """Raises InputError if the task of a `DatasetConfig` lacks its split."""
-  split = re.match(r"\w*", cfg.split)  # TFDS tasks also accept slices and sums of splits
+  """Raises InputError if a `DatasetConfig`'s task lacks the config's split."""
+  split = re.match(r"\w*", cfg.split)  # TFDS tasks also accept slices and sums of splits.
   splits = sorted(get_mixture_or_task(cfg).splits)
   if split and split[0] not in splits:
     raise errors.InputError(
@@ -229,7 +232,7 @@ def epoch_steps(
 ) -> int:
   """Converts epochs to training steps. In gin: `TRAIN_STEPS = @loader.epoch_steps()`.
 
-  An epoch counts every pair of the mixture, even pairs that are later dropped because of their
+  An epoch counts every pair in the mixture, including pairs that are later dropped because of their
   length.
 
   Args:
@@ -239,7 +242,7 @@ def epoch_steps(
     split: The training split.
 
   Raises:
-    InputError: an argument is invalid, or the number of pairs is unknown.
+    InputError: If an argument is invalid, or the number of pairs is unknown.
   """
   errors.check_number("epochs", epochs, "(0, inf)")
   errors.as_integer("batch_size", batch_size)

@@ -1,4 +1,4 @@
-"""Reads bitext files of every supported format in plain Python, one pair at a time.
+"""Reads bitext files in every supported format, one pair at a time, in plain Python.
 
 Text files must be UTF-8, except that TMX may declare a different encoding. They may be gzipped
 (`.gz`). These formats are supported:
@@ -28,7 +28,7 @@ from vmsst.io import input_files, manifest
 from vmsst.languages import Language
 
 _SUFFIX_FORMATS = {".tsv": "tsv", ".tmx": "tmx", ".jsonl": "jsonl"}
-# A script or region after "-" must be capitalized, so that `zh-TW-en` is Chinese-English, not Twi.
+# A script or region after "-" must be capitalized. In `zh-TW-en`, "TW" is Taiwan, not Twi.
 _CODE = r"[a-z]{2,3}(?:_[A-Za-z0-9]+|-[A-Z][A-Za-z]{1,3})*"
 _PAIR_OF_CODES = re.compile(f"({_CODE})-({_CODE})")
 
@@ -42,7 +42,8 @@ class BitextFile:
     format: "moses", "tsv", "tmx", "jsonl" or "tfrecord".
     source: Language of the source side.
     target: Language of the target side.
-    fields: Names of the two text fields in a JSONL file, unless the names are language codes.
+    fields: Names of the two text fields in a JSONL file, unless the fields are named by language
+      codes.
   """
 
   paths: tuple[str, ...]
@@ -56,20 +57,20 @@ class BitextFile:
 
 
 def digest(bitext: BitextFile) -> str:
-  """Hashes the content of a bitext's files and the options that affect how they are read."""
+  """Hashes the contents of a bitext's files and the options that affect how the files are read."""
   options = []
-  if bitext.format in ("tmx", "jsonl"):  # languages and fields select the texts
+  if bitext.format in ("tmx", "jsonl"):  # Languages and fields select the texts.
     options = [*map(language_code, (bitext.source, bitext.target)), *(bitext.fields or ())]
   return manifest.digest([input_files.sha256(path) for path in bitext.paths], options)
 
 
 def find_files(patterns: str | Sequence[str]) -> list[str]:
-  """Returns the absolute paths or URLs that match shell patterns, sorted for each pattern.
+  """Returns the absolute paths or URLs that match shell patterns, sorted within each pattern.
 
   `**` matches any number of nested folders.
 
   Raises:
-    InputError: a pattern matches no file.
+    InputError: If a pattern matches no file.
   """
   files: dict[str, None] = {}
   for pattern in [patterns] if isinstance(patterns, str) else patterns:
@@ -89,13 +90,14 @@ def find_bitext(
 
   Args:
     patterns: Files or shell patterns. For a Moses pair, one of the two files is enough.
-    languages: Codes of the source and target languages. If omitted, they are read from the file
-      names (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` next to `train.en`).
-    fields: Names of the source and target fields in JSONL files, unless they are language codes.
+    languages: Source and target language codes. If omitted, the codes are read from the file names
+      (`deu-eng.tsv.gz`, `Europarl.de-en.de`, `train.de` next to `train.en`).
+    fields: Names of the source and target fields in JSONL files, unless the fields are named by
+      language codes.
 
   Raises:
-    InputError: no file matches a pattern, a file name lacks the format or the languages, or a Moses
-      file has no counterpart.
+    InputError: If no file matches a pattern, a file name does not show the format or the languages,
+      or a Moses file has no counterpart.
   """
   language_pair = None
   if languages is not None:
@@ -117,7 +119,7 @@ def languages_in_name(path: str) -> tuple[Language, Language]:
   """Returns the two languages in a file name (`x.de-en.tsv.gz`, `x-train_deu_eng.tfrecord`).
 
   Raises:
-    InputError: the name contains no pair of known language codes, or more than one pair.
+    InputError: If the name contains no pair of known language codes, or more than one pair.
   """
   pairs = _pairs_in_name(path)
   if len(pairs) != 1:
@@ -130,13 +132,13 @@ def languages_in_name(path: str) -> tuple[Language, Language]:
 
 
 def language_code(language: Language) -> str:
-  """Returns the unique code of a language, which `languages_in_name` recognizes in file names."""
+  """Returns a language's unique code, as recognized in file names by `languages_in_name`."""
   is_default_script = languages_lib.language(language.iso639_3) == language
   return language.iso639_3 if is_default_script else f"{language.iso639_3}_{language.script}"
 
 
 def language_codes(languages: Iterable[Language]) -> list[str]:
-  """Returns the sorted, distinct codes of languages."""
+  """Returns the distinct codes of the languages, sorted."""
   return sorted({language_code(language) for language in languages})
 
 
@@ -159,7 +161,7 @@ def by_pair(bitexts: Iterable[BitextFile]) -> dict[tuple[Language, Language], li
 
 
 def shown_pair(bitext: BitextFile) -> str:
-  """Returns the name of a bitext's language pair, or "source_target" if it is unknown."""
+  """Returns the name of a bitext's language pair, or "source_target" if the pair is unknown."""
   if (bitext.source, bitext.target) != (languages_lib.UNDETERMINED, languages_lib.UNDETERMINED):
     return pair_name(bitext.source, bitext.target)
   pairs = _pairs_in_name(bitext.paths[0])
@@ -170,15 +172,15 @@ def read_pairs(bitext: BitextFile) -> Iterator[tuple[str, str]]:
   """Yields every (source, target) pair in file order. Either text may be empty.
 
   Raises:
-    InputError: the files differ in their number of lines, text is not UTF-8, a column or field is
-      missing, a file is truncated or corrupt, a TMX file contains an unknown entity, or the bitext
-      contains no pairs.
+    InputError: If the files have different numbers of lines, text is not UTF-8, a column or field
+      is missing, a file is truncated or corrupt, a TMX file contains an unknown entity, or the
+      bitext contains no pairs.
   """
   return ((row.texts[0], row.texts[1]) for row in read_rows(bitext))
 
 
 def read_rows(bitext: BitextFile, *, graded: bool = False) -> Iterator[formats.Row]:
-  """Yields the pairs of `read_pairs` with hard negatives, further columns and scores, if any.
+  """Yields the same pairs as `read_pairs`, with any hard negatives, further columns and scores.
 
   Args:
     bitext: The file.

@@ -14,7 +14,7 @@ _SPLITS = ("dev", "validation", "test")
 
 @dataclasses.dataclass(frozen=True)
 class RetrievalSet:
-  """Queries, and a document collection to search for the relevant documents.
+  """Queries, a document collection to search, and relevance judgments.
 
   Attributes:
     queries: Text of each query, by query id.
@@ -28,7 +28,7 @@ class RetrievalSet:
   relevance: Mapping[str, Mapping[str, float]]
 
   def with_prompts(self, query: str, document: str) -> "RetrievalSet":
-    """Returns a copy with one prompt prepended to every query and one to every document."""
+    """Returns a copy with one prompt prepended to every query and another to every document."""
     return dataclasses.replace(
       self,
       queries={key: query + text for key, text in self.queries.items()},
@@ -51,13 +51,15 @@ def read(folder: str | os.PathLike[str]) -> RetrievalSet:
   """Reads a retrieval set in BEIR's file layout.
 
   Args:
-    folder: Folder with three files. `corpus.jsonl` has the fields `_id`, `title` and `text`.
-      `queries.jsonl` has the fields `_id` and `text`. The judgments are read from the first of
-      `qrels/dev.tsv`, `qrels/validation.tsv` and `qrels/test.tsv` that exists: a header, then lines
-      of query id TAB document id TAB grade. Queries without judgments are dropped.
+    folder: Folder with three files. `corpus.jsonl` contains the fields `_id`, `title` and `text`.
+      `queries.jsonl` contains the fields `_id` and `text`. The judgments are read from the first of
+      `qrels/dev.tsv`, `qrels/validation.tsv` and `qrels/test.tsv` that exists. This file has a
+      header, then lines in the format query id TAB document id TAB grade. Queries without judgments
+      are dropped.
 
   Raises:
-    InputError: a file is missing or malformed, or a judgment has an unknown query or document id.
+    InputError: If a file is missing or malformed, or a judgment contains an unknown query or
+      document id.
   """
   paths = [os.path.join(folder, "qrels", f"{split}.tsv") for split in _SPLITS]
   path = next(filter(storage.is_file, paths), paths[0])
@@ -75,8 +77,8 @@ def read(folder: str | os.PathLike[str]) -> RetrievalSet:
     query, document, grade = columns if len(columns) == 3 else ("", "", "")
     if query not in queries or document not in documents or not grade.isdecimal():
       raise errors.InputError(
-        f"{path}:{number}: {input_files.shown(line)}; write a query id, a document id and a grade, "
-        "separated by TABs"
+        f"{path}:{number}: invalid judgment {input_files.shown(line)}; write a query id, a "
+        "document id and a grade, separated by TABs"
       )
     relevance.setdefault(query, {})[document] = float(grade)
   return RetrievalSet({query: queries[query] for query in relevance}, documents, relevance)

@@ -1,8 +1,8 @@
-"""SeqIO tasks for tables of texts, their features, and mixtures of language pairs.
+"""SeqIO tasks for text tables, their features, and mixtures of language pairs.
 
-A task consists of tables of texts, a vocabulary and features. `TextTask.get_dataset` returns the
-rows from `batches.read_rows` to SeqIO and T5X. `BitextFeatureConverter` pads these rows to the
-input lengths of a sentence encoder, in training and evaluation.
+A task consists of text tables, a vocabulary and features. `TextTask.get_dataset` passes the rows
+from `batches.read_rows` to SeqIO and T5X. `BitextFeatureConverter` pads these rows to a sentence
+encoder's input lengths, in training and evaluation.
 """
 
 import copy
@@ -21,9 +21,9 @@ from vmsst.data.tables import SIDES, TEACHER_SIDES
 from vmsst.languages import Language
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
-# The arguments behind every name that `unique_name` returned, by kind. The dict is global, like
-# SeqIO's registries, because gin may call a function such as `files` several times, and calls with
-# the same arguments must return the same registered mixture.
+# The arguments of earlier `unique_name` calls, by kind. The dict is global, like SeqIO's
+# registries, because gin may call a function such as `files` several times, and calls with the same
+# arguments must return the same registered mixture.
 _NAMES: dict[str, list[str]] = {}
 
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
@@ -37,10 +37,10 @@ class TableSource(seqio.DataSource):
   """Opens the table for each split of a `TextTask`.
 
   Args:
-    splits: A function for each split that opens the table.
+    splits: For each split, a function that opens the table.
 
   Attributes:
-    table: Function that returns the table of a split. The table is opened on first use.
+    table: Function that returns the table for a split and opens the table on first use.
   """
 
   def __init__(self, splits: Mapping[str, Callable[[], tables.Table]]):
@@ -57,7 +57,7 @@ class TableSource(seqio.DataSource):
     return [split]
 
   def num_input_examples(self, split: str) -> int:
-    """Returns the number of rows of a split."""
+    """Returns the number of rows in a split."""
     return len(self.table(split))
 
   def get_dataset(self, *arguments: Any, **options: Any) -> tf.data.Dataset:
@@ -66,7 +66,7 @@ class TableSource(seqio.DataSource):
 
 
 class TextTask(seqio.Task):
-  """A SeqIO task that tokenizes a table of texts while reading it.
+  """A SeqIO task that tokenizes the texts in a table while reading them.
 
   Args:
     name: Name of the task.
@@ -75,7 +75,7 @@ class TextTask(seqio.Task):
     vocabulary: Tokenizes all texts.
     max_length: Maximum number of tokens per text, or None for no limit. A row is dropped if the
       source or target is longer or has no tokens. Hard negatives are not checked.
-    keep_all: Whether to keep every row and cut longer texts to `max_length` instead.
+    keep_all: Whether to keep every row and truncate longer texts to `max_length` tokens.
     pair: The language pair, or None if it is unknown or differs between rows.
     **options: Further arguments for seqio.Task.
   """
@@ -97,7 +97,7 @@ class TextTask(seqio.Task):
     self.pair = pair
 
   def texts(self, split: str) -> batches.Texts:
-    """Returns the texts of a split and their tokenizer."""
+    """Returns the texts in a split and their tokenizer."""
     return batches.Texts(f"{self.name} {split}", self.source.table(split), self.tokenizer)
 
   def get_dataset(
@@ -115,12 +115,13 @@ class TextTask(seqio.Task):
   ) -> tf.data.Dataset:
     """Returns the rows from `read_rows` as a tf.data dataset, padded to the requested lengths.
 
-    If `sequence_length` is set, each of `EXTRA_FEATURES` is included only if it has a length there.
+    If `sequence_length` is set, it must contain a length for each of the `EXTRA_FEATURES` to
+    include.
 
     Raises:
       InputError: see `check_texts`.
     """
-    # Texts are tokenized and cut while they are read, so caching would not help.
+    # Texts are tokenized and truncated while they are read, so caching would not help.
     del shuffle_buffer_size, use_cached, try_in_mem_cache, trim_output_features
     requested = sequence_length or {}
     texts = self.texts(split)
@@ -213,7 +214,7 @@ def pair_features(
   negatives: int = 0,
   teacher: bool = False,
 ) -> Mapping[str, seqio.Feature]:
-  """Returns the SeqIO features of a pair: two texts, two language ids, and any extra features.
+  """Returns a pair's SeqIO features: two texts, two language ids, and any extra features.
 
   Args:
     vocabulary: Tokenizes the texts.
@@ -254,8 +255,9 @@ def check_lengths(
   possible = {*(BitextFeatureConverter.TASK_FEATURES.keys() & shapes.keys()), *passed_through}
   if "inputs" not in lengths or not possible.issuperset(lengths):
     raise errors.InputError(
-      f"task_feature_lengths has {sorted(lengths)}; it needs 'inputs', and the data only has "
-      f"{sorted(possible)} (set bitext.files.negatives or bitext.files.teacher to add more)"
+      f"task_feature_lengths contains {sorted(lengths)}; include 'inputs', and use only "
+      f"features from {sorted(possible)} (to add features, set bitext.files.negatives or "
+      "bitext.files.teacher)"
     )
   for name in lengths.keys() & TEACHER_SIDES:
     requirement = f"{shapes[name][0]}, the dimension of the teacher's vectors"
@@ -267,10 +269,10 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   """Pads every feature to its length. Model features have the same names as task features.
 
   The length of the matrix feature `negatives` is a tuple: the number of texts and the length of
-  each text. The length of `teacher_inputs` and `teacher_targets` is the dimension of the vectors.
+  each text. The length of `teacher_inputs` and `teacher_targets` is the vectors' dimension.
 
-  Each call converts only the features in its `task_feature_lengths`, so single texts are supported,
-  too. For example, evaluation passes only `inputs`.
+  Each call converts only the features in its `task_feature_lengths`. Single texts are therefore
+  supported, too. For example, evaluation passes only `inputs`.
   """
 
   TASK_FEATURES: Mapping[str, seqio.FeatureConverter.FeatureSpec] = {
@@ -321,7 +323,8 @@ class BitextFeatureConverter(seqio.FeatureConverter):
       return spec[name].shape[: len(lengths)].as_list() == lengths
 
     if set(spec) == set(features) and all(map(is_padded, features)):
-      return ds  # Already padded; one more map over rows would cost more than the whole pipeline.
+      # The rows are already padded. Another map over rows would take longer than all other steps.
+      return ds
 
     narrow = ds.map(lambda row: {name: row[name] for name in features})
     return seqio.trim_and_pad_dataset(narrow, task_feature_lengths)
@@ -332,25 +335,27 @@ class BitextFeatureConverter(seqio.FeatureConverter):
 
 
 def weight_power(weighting: str, temperature: float | None) -> float:
-  """Returns the exponent that converts the size of a language pair to its sampling weight.
+  """Returns the exponent that converts a language pair's size to its sampling weight.
 
   Args:
     weighting: One of WEIGHTINGS; see `files`.
-    temperature: The temperature; only for the weighting "temperature".
+    temperature: The temperature. Required for the weighting "temperature", otherwise None.
 
   Raises:
-    InputError: an argument is invalid.
+    InputError: If an argument is invalid.
   """
   errors.check_choice("weighting", weighting, WEIGHTINGS)
   if weighting == "temperature" and temperature is not None and temperature > 0:
     return 1 / temperature
   valid = temperature is None and weighting != "temperature"
-  errors.check(valid, "temperature", temperature, "positive with 'temperature', otherwise None")
+  errors.check(
+    valid, "temperature", temperature, "a positive number with 'temperature', otherwise None"
+  )
   return 1.0 if weighting == "proportional" else 0.0
 
 
 def unique_name(kind: str, *arguments: object) -> str:
-  """Returns `kind`, with a number appended if it already refers to different arguments.
+  """Returns `kind`, with a number appended if the name already refers to different arguments.
 
   Calls with the same arguments always return the same name.
   """
@@ -373,7 +378,7 @@ def add(
   """Registers a mixture and its tasks unless they already exist, and returns the mixture's name.
 
   Args:
-    name: Name of the mixture. Its tasks are named `NAME_deu_eng` and so on.
+    name: Name for the mixture. The tasks are named `NAME_deu_eng` and so on.
     sources: The tables for each language pair.
     output_features: The features of the tasks.
     vocabulary: Tokenizes the texts.
@@ -399,7 +404,7 @@ def add(
 
 
 def languages(mixture_or_task_name: Any) -> list[str] | None:
-  """Returns the codes of the languages in a mixture's training data, or None if unknown.
+  """Returns the language codes in a mixture's training data, or None if they are unknown.
 
   Args:
     mixture_or_task_name: As in T5X's `DatasetConfig`. Languages are known only for tasks from this
@@ -417,6 +422,6 @@ def languages(mixture_or_task_name: Any) -> list[str] | None:
 
 
 def _rate(task: seqio.Task, power: float) -> float:
-  """Returns the sampling weight of a task, a power of its number of pairs."""
+  """Returns a task's sampling weight, which is a power of its number of pairs."""
   split = "train" if "train" in task.splits else "validation"
   return float(task.num_input_examples(split)) ** power

@@ -1,12 +1,12 @@
-"""Random access to the rows of one split of a task.
+"""Random access to the rows in one split of a task.
 
 Training reads rows in random order, so a table must be able to find any row quickly. `TextTable`
-copies texts from files of any format to a temporary file. `RecordTable` reads the files of a built
+copies texts from files in any format to a temporary file. `RecordTable` reads the files in a built
 dataset in place. Both classes memory-map their files, so texts do not have to fit in memory.
 
 For distillation, rows also contain vectors that a trained encoder, the teacher, computed in
 advance. For each bitext of N pairs, `vmsst data embed` writes one NumPy file, float32 [N, 2, S],
-with the source and target vectors of every line.
+with the source and target vectors for every line.
 """
 
 import abc
@@ -27,11 +27,11 @@ from vmsst.data.readers import BitextFile
 from vmsst.io import array_files, manifest
 
 SIDES = {"inputs": "input_language", "targets": "target_language"}
-"""Column names of the two texts of a pair, and of their language ids."""
+"""Column names for the two texts in a pair, and for their language ids."""
 OBJECTIVE = "objective/"
-"""Name prefix of a zero-width column whose name ends with the training objective for its rows."""
+"""Prefix of a zero-width column's name; the rest is the training objective for the rows."""
 TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
-"""Column names of the teacher's vectors for the two texts."""
+"""Column names for the teacher's vectors of the two texts."""
 
 Columns = Mapping[str, Any]
 """Columns by name. Texts are lists, `negatives` is a list of lists, all others are arrays [N, ...].
@@ -39,7 +39,7 @@ Columns = Mapping[str, Any]
 
 
 class Table(abc.ABC):
-  """Rows of texts.
+  """A table whose rows contain texts.
 
   Attributes:
     dropped: Number of rows that were skipped because a text is missing.
@@ -55,10 +55,10 @@ class Table(abc.ABC):
 
   @abc.abstractmethod
   def rows(self, number_N: np.ndarray) -> Columns:
-    """Returns the rows of these numbers, in their order."""
+    """Returns the rows with the given indices, in the order given."""
 
   def share(self, index: int, count: int) -> "Table | None":
-    """Returns a table of one host's files, or None if files do not divide evenly among hosts."""
+    """Returns a table with one host's files, or None if the hosts cannot share the files evenly."""
     del index, count
     return None
 
@@ -68,8 +68,8 @@ class TextTable(Table):
 
   Args:
     texts: The texts of each row: `inputs`, optionally `targets`, then any number of `negatives`.
-    columns: The further columns. Each is an array [N, ...], or an object that can be indexed with
-      an array of row numbers.
+    columns: Further columns, by name. Each column is an array [N, ...], or an object that can be
+      indexed with an array of row numbers.
     prompts: The prompt to prepend to every input, and the prompt to prepend to every target and
       negative.
 
@@ -106,7 +106,7 @@ class TextTable(Table):
     return len(self.count_N)
 
   def rows(self, number_N: np.ndarray) -> Columns:
-    """Returns the rows with these numbers, in the same order. Missing negatives are ""."""
+    """Returns the rows with the given indices, in the order given. Missing negatives are ""."""
     width = self.count_N.max(initial=1)
     texts = [self._texts(number_N, column) for column in range(width)]
     columns: dict[str, Any] = dict(zip(SIDES, texts, strict=False))
@@ -115,7 +115,7 @@ class TextTable(Table):
     return columns | {name: column[number_N] for name, column in self.columns.items()}
 
   def _texts(self, number_N: np.ndarray, column: int) -> list[str]:
-    """Returns the texts in one column of these rows, with the prompt; missing texts are ""."""
+    """Returns one column of the given rows, with the prompt prepended. Missing texts are ""."""
     prompt = self._prompts[min(column, 1)]
     exists_N = self.count_N[number_N] > column
     cell_N = np.where(exists_N, self._starts[number_N] + column, 0)
@@ -146,15 +146,15 @@ class TextTable(Table):
 def open_records(
   files: Sequence[BitextFile], counts: Sequence[int], teacher: str | None = None
 ) -> "RecordTable":
-  """Opens files of a built dataset as a table.
+  """Opens files from a built dataset as one table.
 
   Args:
-    files: The files, of one language pair.
-    counts: Number of pairs in each.
+    files: The files for one language pair.
+    counts: Number of pairs in each file.
     teacher: Folder with a teacher's vectors for the files, or None.
 
   Raises:
-    InputError: the vectors do not match the files.
+    InputError: If the vectors do not match the files.
   """
   vectors = []
   if teacher:
@@ -164,18 +164,18 @@ def open_records(
 
 
 class RecordTable(Table):
-  """Pairs from the files of a `vmsst data build` dataset, in file order, which is random.
+  """Pairs from `vmsst data build` files, in file order. The files are already shuffled.
 
-  A file is opened when one of its rows is first read. If it is in an object store, it is copied
-  first.
+  A file is opened when one of its rows is first read. A file in an object store is first copied to
+  the local disk.
 
   Args:
-    files: The files, of one language pair.
-    counts: Number of pairs in each.
-    vectors: A teacher's vectors for each file; empty if there is no teacher.
+    files: The files for one language pair.
+    counts: Number of pairs in each file.
+    vectors: A teacher's vectors for each file. Empty if there is no teacher.
   """
 
-  window = 10_000  # Files are already in random order; a small window keeps few files open.
+  window = 10_000  # The files are already shuffled. A small window keeps few files open.
 
   def __init__(
     self, files: Sequence[BitextFile], counts: Sequence[int], vectors: Sequence[np.ndarray] = ()
@@ -196,10 +196,10 @@ class RecordTable(Table):
     return int(self._starts[-1])
 
   def rows(self, number_N: np.ndarray) -> Columns:
-    """Returns the rows of these numbers, in their order.
+    """Returns the rows with the given indices, in the order given.
 
     Raises:
-      InputError: a file is missing or damaged, or its number of pairs differs from `counts`.
+      InputError: If a file is missing or damaged, or its number of pairs differs from `counts`.
     """
     file_N = np.searchsorted(self._starts, number_N, side="right") - 1
     record_N = number_N - self._starts[file_N]
@@ -211,14 +211,14 @@ class RecordTable(Table):
     return dict(texts) | {name: column[number_N] for name, column in self._columns.items()}
 
   def share(self, index: int, count: int) -> "RecordTable | None":
-    """Returns a table of one host's files, or None if files do not divide evenly among hosts."""
+    """Returns a table with one host's files, or None if the hosts cannot share the files evenly."""
     if len(self._files) % count:  # A host with fewer files would repeat its rows more often.
       return None
     host_files = slice(index, None, count)
     return RecordTable(self._files[host_files], self._counts[host_files], self._vectors[host_files])
 
 
-@functools.lru_cache(maxsize=256)  # maximum number of open files
+@functools.lru_cache(maxsize=256)  # Maximum number of open files.
 def _open_records(path: str, count: int) -> dataset_shards.Records:
   records = dataset_shards.Records(path)
   if len(records) != count:
@@ -230,12 +230,13 @@ def _open_records(path: str, count: int) -> dataset_shards.Records:
 
 
 def open_vectors(folder: str, bitext: BitextFile) -> np.memmap:
-  """Memory-maps the vectors of a bitext, float32 [lines, 2, S].
+  """Memory-maps a bitext's vectors, float32 [lines, 2, S].
 
   A file in an object store is copied to the local disk, once per process.
 
   Raises:
-    InputError: the file is missing or unreadable, or is not an array of this shape.
+    InputError: If the file is missing or unreadable, or does not contain a float32 array with this
+      shape.
   """
   path = vectors_path(folder, bitext)
   local = storage.cached_copy(path)
@@ -262,9 +263,9 @@ def check_vectors(folder: str, counts: Mapping[BitextFile, int]) -> None:
   """Raises InputError unless a folder contains up-to-date vectors for bitexts.
 
   Args:
-    folder: The vectors folder. If `vmsst data embed` wrote it, the bitexts must also be unchanged
-      since then.
-    counts: The number of lines of each bitext.
+    folder: The vectors folder. If `vmsst data embed` wrote the folder, the bitexts must be
+      unchanged since then.
+    counts: The number of lines in each bitext.
   """
   paths = [os.path.join(folder, below, manifest.NAME) for below in ("", storage.UNFINISHED)]
   record = manifest.read(folder) if any(map(storage.exists, paths)) else None
@@ -278,7 +279,7 @@ def check_vectors(folder: str, counts: Mapping[BitextFile, int]) -> None:
         problem = f"does not match the current content of {bitext}"
     if problem:
       raise errors.InputError(
-        f"{vectors_path(folder, bitext)}: {problem}; recompute them with `vmsst data embed`"
+        f"{vectors_path(folder, bitext)}: {problem}; recompute the vectors with `vmsst data embed`"
       )
 
 
@@ -288,7 +289,7 @@ class VectorColumn:
   Args:
     arrays: The vectors.
     index: 0 for sources, 1 for targets.
-    line_N: The line number of each row, in the concatenation of all arrays (default: all lines).
+    line_N: The line number of each row, counted across all arrays (default: all lines).
   """
 
   def __init__(self, arrays: Sequence[np.ndarray], index: int, line_N: np.ndarray | None = None):
@@ -298,7 +299,7 @@ class VectorColumn:
     self._starts = np.cumsum([0, *map(len, arrays)])
 
   def __getitem__(self, number_B: np.ndarray) -> np.ndarray:
-    """Returns the vectors of the rows with these numbers, float32 [B, S]."""
+    """Returns the vectors for the rows with the given indices, float32 [B, S]."""
     line_B = number_B if self._line_N is None else self._line_N[number_B]
     array_B = np.searchsorted(self._starts, line_B, side="right") - 1
     vector_BS = np.empty([len(line_B), self._arrays[0].shape[2]], np.float32)

@@ -38,14 +38,14 @@ class TrainingSet:
     data: One or several files (TSV, JSONL, TMX or Moses; see docs/training.md), or Python rows.
       Each row is a sequence (source, target, and any hard negatives) or a dictionary, as in a
       Hugging Face dataset.
-    roles: Roles of the two texts of a pair. "query" and "document" select the encoder's query and
-      document prompts. None selects the prompt that `encode` uses. By default, the roles follow
-      from the column names.
-    prompts: Prompts for the first and the second text of each pair, instead of the encoder's
+    roles: Roles of the two texts in a pair. "query" and "document" select the encoder's query and
+      document prompts. None selects the prompt that `encode` uses. By default, the column names
+      determine the roles.
+    prompts: Prompts for the first and the second text in each pair, instead of the encoder's
       prompts.
     languages: Language codes of the two texts.
     negatives: Maximum number of hard negatives per pair (default: all).
-    objective: Loss for this set (default: the loss of the run).
+    objective: Loss for this set (default: the run's loss).
     weight: Sampling weight, relative to the weights of the other sets (default: the number of
       pairs).
   """
@@ -68,10 +68,10 @@ class OpenSet:
     settings: The training set as the caller specified it.
     table: The texts with their prompts, the language ids, and, if the data contains scores,
       `scores`, float32 [N, 1 + K].
-    prompts: The prompts of the two texts of a pair.
-    roles: The roles of the two texts.
-    files: The files, or empty if the set was read from Python rows.
-    line_N: Line number of each pair in the concatenated files, starting at 0.
+    prompts: The prompts for the two texts in a pair.
+    roles: The roles of the two texts in a pair.
+    files: The files. Empty if the set was read from Python rows.
+    line_N: Line number of each pair, starting at 0 and counted across all files.
   """
 
   name: str
@@ -84,7 +84,7 @@ class OpenSet:
 
   @property
   def features(self) -> frozenset[str]:
-    """Feature names in the batches of this set."""
+    """Feature names in this set's batches."""
     return frozenset(self.table.rows(np.zeros(1, np.int64)))
 
   @functools.cached_property
@@ -96,16 +96,16 @@ class OpenSet:
 
 
 def by_name(data: Any, default: str, **options: Any) -> dict[str, TrainingSet]:
-  """Returns training sets by name, from any accepted form of `data`.
+  """Converts any accepted form of `data` to training sets, by name.
 
   Args:
-    data: A set, a file or rows, or a list or dictionary of these. In a list, each file becomes its
-      own set, named after the part of the file name before the first dot.
-    default: Name for a set of rows.
+    data: A set, a file or Python rows, or a list or dictionary of sets, files or rows. Each file in
+      a list becomes a separate set, named after the part of the file name before the first dot.
+    default: Name for a set without files.
     **options: `TrainingSet` fields for entries that are not a `TrainingSet` yet.
 
   Raises:
-    InputError: two sets have the same name.
+    InputError: If two sets have the same name.
   """
   if isinstance(data, Mapping):
     sets = [*data.items()]
@@ -115,7 +115,8 @@ def by_name(data: Any, default: str, **options: Any) -> dict[str, TrainingSet]:
     sets = [(_name(entry, f"{default}{number}"), entry) for number, entry in entries]
   if len(dict(sets)) < len(sets):
     raise errors.InputError(
-      f"set names must differ, not {[name for name, _ in sets]}; pass a dictionary from name to set"
+      f"set names must differ, but are {[name for name, _ in sets]}; pass a dictionary with a "
+      "unique name for each set"
     )
   return {
     str(name): entry if isinstance(entry, TrainingSet) else TrainingSet(entry, **options)
@@ -129,7 +130,7 @@ def _name(data: Any, default: str) -> str:
 
 
 def _paths(data: Any) -> list[str]:
-  """Returns the files of a set; empty if the data is rows."""
+  """Returns a set's files, or an empty list if the data consists of Python rows."""
   paths = [data] if isinstance(data, _FILE) else data
   if isinstance(paths, list | tuple) and paths and isinstance(paths[0], _FILE):
     return [storage.absolute(path) for path in paths]
@@ -147,7 +148,7 @@ def open_set(
     prompts: The encoder's prompts by role. The key None is for texts without a role.
 
   Raises:
-    InputError: a file or a row cannot be read, or the set contains no pairs.
+    InputError: If a file or a row cannot be read, or the set contains no pairs.
   """
   data: Any = settings.data
   codes = settings.languages
@@ -163,7 +164,7 @@ def open_set(
     rows = formats.require(formats.record_rows(records, pair))
   first = next(rows, None)
   if first is None:
-    raise errors.InputError(f"{name} has no pair of two texts; check that it is not empty")
+    raise errors.InputError(f"{name} has no pair of two texts; check that the data is not empty")
   names = first.names[:2] or ("", "")
   roles: Any = settings.roles or tuple(formats.ROLES.get(column.lower()) for column in names)
   by_role = prompts or {}
@@ -187,7 +188,7 @@ def open_set(
   columns = table.columns
   table.dropped = total - len(table)
   if not len(table):
-    raise errors.InputError(f"{name} has no pair of two texts; check that it is not empty")
+    raise errors.InputError(f"{name} has no pair of two texts; check that the data is not empty")
   for column, language in zip(tables.SIDES.values(), pair, strict=True):
     columns[column] = np.broadcast_to(np.int32(language.index), [len(table), 1])
   width_N = np.fromiter(map(len, scores), int, len(scores))
@@ -206,7 +207,7 @@ def open_set(
 
 
 def _rows(file: readers.BitextFile) -> Iterator[formats.Row]:
-  """Yields the rows of a file. Raises InputError if it has numbers whose meaning is unknown."""
+  """Yields a file's rows. Raises InputError if the file contains numbers with unknown meaning."""
   for number, row in enumerate(readers.read_rows(file, graded=True)):
     if not row.names and any(map(text_files.is_number, row.texts[2:])):
       raise errors.InputError(
@@ -219,15 +220,16 @@ def _rows(file: readers.BitextFile) -> Iterator[formats.Row]:
 
 
 def add_file_vectors(opened: OpenSet, folder: str) -> None:
-  """Adds the teacher vectors that `vmsst data embed` wrote for the files of a set.
+  """Adds the teacher vectors that `vmsst data embed` wrote for a set's files.
 
   Raises:
-    InputError: the vectors do not match the files.
+    InputError: If the vectors do not match the files.
   """
   arrays = [tables.open_vectors(folder, file) for file in opened.files]
   if not arrays or sum(map(len, arrays)) != len(opened.table) + opened.table.dropped:
     raise errors.InputError(
-      f"{folder} does not match the lines of {opened.name}; compute it with `vmsst data embed`"
+      f"{folder} does not match the lines in {opened.name}; recompute the vectors with `vmsst "
+      "data embed`"
     )
   tables.check_vectors(folder, dict(zip(opened.files, map(len, arrays), strict=True)))
   add_vectors(opened, arrays, opened.line_N)
@@ -241,8 +243,8 @@ def add_vectors(
   Args:
     opened: The set.
     vectors: Arrays [lines, 2, S].
-    line_N: The line number of each pair in the concatenation of all arrays (default: line i for
-      pair i).
+    line_N: The line number of each pair, counted across all arrays. By default, pair i corresponds
+      to line i.
   """
   for index, name in enumerate(tables.TEACHER_SIDES):
     opened.table.columns[name] = tables.VectorColumn(vectors, index, line_N)
@@ -260,27 +262,27 @@ def get_batches(
   sampling_power: float = 1.0,
   mixed: bool = False,
 ) -> batches.BatchIterator:
-  """Returns endless batches for `get_dataset_fn`. Each batch has texts of similar length.
+  """Returns endless batches for `get_dataset_fn`. Each batch contains texts of similar length.
 
-  Every batch has the features `inputs` and `targets`, int32 [B, T], and language ids. If the data
-  provides them, it also has `negatives`, int32 [B, K, T], where missing negatives are all zeros;
-  `scores`, float32 [B, 1 + K]; and teacher vectors.
+  Every batch contains the features `inputs` and `targets`, int32 [B, T], and language ids. If the
+  data provides them, batches also contain `negatives`, int32 [B, K, T], where missing negatives are
+  all zeros; `scores`, float32 [B, 1 + K]; and teacher vectors.
 
   Args:
-    cfg: A `DatasetConfig`, of which only `batch_size` and `seed` are used.
+    cfg: A `DatasetConfig`. Only `batch_size` and `seed` are used.
     shard_id: Index of this process's shard of the rows.
     num_shards: Number of shards.
     converter: Not used.
     sets: The sets.
     vocabulary: Tokenizes the texts. It must not add a prompt.
-    max_length: Maximum number of tokens per text. Longer texts are cut.
+    max_length: Maximum number of tokens per text. Longer texts are truncated.
     sampling_power: A set without a weight is sampled in proportion to its size raised to this
       power.
     mixed: Whether each batch mixes rows from all sets, instead of rows from a single set. The
       sampling rates are the same either way.
 
   Raises:
-    InputError: a weight is not positive, or sets with different columns are to be mixed.
+    InputError: If a weight is not positive, or `mixed` is set and the sets have different columns.
   """
   del converter
   tokenizer = batches.Tokenizer(vocabulary, max_length=None, keep_all=False)
@@ -309,7 +311,7 @@ def get_batches(
       "set mixed=False"
     )
   groups = [(texts, rates)] if mixed else [([source], [1.0]) for source in texts]
-  # A single set is read by several threads; with several sets, each is read by one thread.
+  # Several threads read a single set. If there are several sets, one thread reads each set.
   reading = batches.READING if len(groups) == 1 else batches.READING_ONE_OF_MANY
   shard = (shard_id, num_shards)
   options: Any = {"shuffle": True, "shard": shard, "reading": reading}

@@ -28,9 +28,9 @@ MODEL_TYPES = ("unigram", "bpe")
 _PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
 # SentencePiece skips sentences longer than 4,192 bytes. A character has up to 4 bytes.
 _PART = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
-_RESERVED = "\u2585"  # SentencePiece skips sentences with this character
+_RESERVED = "\u2585"  # SentencePiece skips sentences that contain this character.
 
-# A sentence and its language, or None if the language is not needed.
+# A sentence and its language. The language is None if it is not needed.
 _Sentence = tuple[str, "Language | None"]
 # Uppercase letters added in Unicode 14 to 17. Not every Python version can lowercase them, so
 # `small_letters` leaves them unchanged.
@@ -80,7 +80,7 @@ class Vocabulary(Protocol):
     return [cut_with_eos(ids, max_length, eos_id) for ids in self.tokenize(texts, language)]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of ids up to the first EOS token, ignoring padding."""
+    """Returns the text for the ids up to the first EOS token, ignoring padding."""
 
 
 def cut_with_eos(ids: Sequence[int], max_length: int, eos_id: int | None) -> list[int]:
@@ -95,7 +95,7 @@ def text_ids(ids: Iterable[int], vocabulary: Vocabulary) -> list[int]:
   """Returns the ids that precede the first EOS token, without padding.
 
   Raises:
-    ValueError: an id is outside the vocabulary.
+    ValueError: If an id is outside the vocabulary.
   """
   token_ids = []
   eos_id, size = vocabulary.eos_id, vocabulary.size
@@ -156,7 +156,8 @@ class SentencePieceVocabulary(Vocabulary):
     """Returns the ids of each text, without an EOS token.
 
     Raises:
-      InputError: `pretokenize` is set, but `language` or the package that splits it is missing.
+      InputError: If `pretokenize` is set, but `language` is None or the package that splits the
+        language is not installed.
     """
     if self.pretokenize:
       texts = word_splitting.split_words(texts, language)
@@ -165,7 +166,7 @@ class SentencePieceVocabulary(Vocabulary):
     )
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of ids up to the first EOS token, ignoring padding."""
+    """Returns the text for the ids up to the first EOS token, ignoring padding."""
     return self._processor.decode(text_ids(ids, self))
 
   @functools.cached_property
@@ -203,10 +204,10 @@ class LaserVocabulary(SentencePieceVocabulary):
     return (*self.leading_ids, self._processor.eos_id())
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
-    """Returns the ids of each text, without an EOS token. A blank text has no ids, not even BOS.
+    """Returns the ids of each text, without an EOS token. A blank text gets no ids, not even BOS.
 
     Raises:
-      InputError: sacremoses, which normalizes punctuation, is not installed.
+      InputError: If sacremoses, which normalizes punctuation, is not installed.
     """
     specials = len(self.special_ids)
     return [x[:-1] if len(x) > specials else [] for x in self.encode(texts, sys.maxsize, language)]
@@ -218,8 +219,8 @@ class LaserVocabulary(SentencePieceVocabulary):
     del language
     processor, leading, eos_id = self._processor, self.leading_ids, self.eos_id
     small = [small_letters(text) for text in word_splitting.normalize_punctuation(texts)]
-    # A piece of unknown text may contain spaces. The original implementation splits it at the
-    # spaces.
+    # A piece of unknown text may contain spaces. The original implementation splits the piece at
+    # the spaces.
     split = (" ".join(pieces).split() for pieces in processor.encode(small, out_type=str))
     ids = ([*leading, *processor.piece_to_id(pieces)] for pieces in split)
     return [cut_with_eos(text_ids, max_length, eos_id) for text_ids in ids]
@@ -256,7 +257,7 @@ class ByteVocabulary(Vocabulary):
     return [[byte + 3 for byte in text.encode("utf-8")] for text in small]
 
   def decode(self, ids: Iterable[int]) -> str:
-    """Returns the text of the ids up to the first EOS token. Invalid UTF-8 becomes U+FFFD."""
+    """Returns the text for the ids up to the first EOS token. Invalid UTF-8 becomes U+FFFD."""
     data = bytes(value - 3 for value in text_ids(ids, self) if value >= 3)
     return data.decode("utf-8", errors="replace")
 
@@ -267,25 +268,25 @@ def _id_or_none(value: int) -> int | None:
 
 @functools.lru_cache(maxsize=4)
 def _parse(path: str, content: bytes) -> Any:
-  """Loads a model file. Vocabularies with the same content share the processor."""
+  """Loads a model file's content. Vocabularies with the same content share one processor."""
   import sentencepiece
 
   processor = sentencepiece.SentencePieceProcessor()
   try:
     processor.load_from_serialized_proto(content)
     pieces = processor.get_piece_size()
-    processor.id_to_piece(list(range(pieces)))  # raises ValueError if a piece is not UTF-8
+    processor.id_to_piece(list(range(pieces)))  # This raises ValueError if a piece is not UTF-8.
   except (RuntimeError, ValueError):
     pieces = 0
   if not pieces:
     raise errors.InputError(
-      f"{path}: not a SentencePiece model ({len(content)} bytes); give the .model file, not "
+      f"{path}: not a SentencePiece model ({len(content)} bytes); pass the .model file, not "
       ".vocab, and check that it was copied completely"
     )
   if processor.pad_id() != arrays.PAD_ID:
     raise errors.InputError(
-      f"{path}: id 0 must be padding but is {processor.id_to_piece(0)!r}; train one with `vmsst "
-      "vocab train`, or with spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1"
+      f"{path}: id 0 must be padding but is {processor.id_to_piece(0)!r}; train a model with "
+      "`vmsst vocab train`, or with spm_train --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1"
     )
   return processor
 
@@ -309,13 +310,14 @@ def train_vocabulary(
   from each input.
 
   Args:
-    patterns: Files or shell patterns. Inputs are bitexts in any training format, of which both
-      sides are used, or plain text with one sentence per line (`.txt`, `.txt.gz`).
+    patterns: Files or shell patterns. Inputs are bitexts in any training format (both sides are
+      used), or plain text with one sentence per line (`.txt`, `.txt.gz`).
     output: Path of the `.model` file.
     size: Number of pieces.
     model_type: "unigram" or "bpe".
     character_coverage: Fraction of the characters in the text that the pieces must cover.
-    byte_fallback: Whether to represent all remaining characters as bytes instead of as unknown.
+    byte_fallback: Whether to represent all remaining characters as bytes instead of as unknown
+      pieces.
     lowercase: Whether to lowercase the text first. Use the vocabulary with the same setting.
     pretokenize: Whether to split the text into words first, by language-specific rules
       (`vmsst.data.word_splitting`). Use the vocabulary with the same setting. Names of plain text
@@ -325,7 +327,8 @@ def train_vocabulary(
       them.
 
   Raises:
-    InputError: a pattern, file or option is invalid, or there is too little text for `size` pieces.
+    InputError: If a pattern, file or option is invalid, or there is too little text for `size`
+      pieces.
   """
   import sentencepiece
 
@@ -364,11 +367,11 @@ def train_vocabulary(
       eos_id=1,
       unk_id=2,
       bos_id=-1,
-      num_threads=8,  # fixed, because the summation order affects the model
+      num_threads=8,  # This is fixed, because the summation order affects the model.
       minloglevel=2,
     )
   except (RuntimeError, ValueError, OSError) as error:
-    # Strip the source location of the trainer from the message.
+    # Remove the trainer's source location from the message.
     reason = str(error).split("] ")[-1].strip() or type(error).__name__
     raise errors.InputError(
       f"cannot train {size} pieces from {len(sentences)} sentences: {reason}"
@@ -381,7 +384,7 @@ def train_vocabulary(
 def _texts_by_file(
   patterns: str | Sequence[str], languages: tuple[str, str] | None, plain_text_has_language: bool
 ) -> dict[str, Iterator[_Sentence]]:
-  """Returns the sentences of each input. A file is opened when its first sentence is read."""
+  """Returns the sentences in each input. A file is opened when its first sentence is read."""
   from vmsst.data import formats, readers
 
   texts: dict[str, Iterator[_Sentence]] = {}
@@ -392,7 +395,9 @@ def _texts_by_file(
         code = os.path.basename(path).removesuffix(".gz").removesuffix(".txt").rpartition(".")[2]
         language = formats.language_or_none(code)
         has_language = language is not None
-        errors.check(has_language, "an input", path, "a name with its language, as in news.de.txt")
+        errors.check(
+          has_language, "an input", path, "a name with a language code, as in news.de.txt"
+        )
       texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
     else:
       for bitext in readers.find_bitext(path, languages):

@@ -5,12 +5,12 @@ tokenizer splits all other languages. Split text before you lowercase it, becaus
 tokenizer recognizes "Mr." as an abbreviation, but not "mr.". (The released EMS code splits first in
 training, but lowercases first when it embeds sentences.)
 
-jieba is used for simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer from
+jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tokenizer from
 `sacremoses` has abbreviation lists for some forty languages and uses the English list for all other
 languages. Apostrophes stay attached to a word in English, French and Italian. In other languages,
-they become separate words. Special characters are not escaped, so "&" stays "&". Juman++ is a
-program, `jumanpp`, which is started once for each list of texts and receives each space-separated
-stretch of a text as a separate line.
+they become separate words. Special characters are not escaped, so "&" stays "&". Juman++ is run as
+the program `jumanpp`, once for each list of texts. It receives each space-separated stretch of a
+text as a separate line.
 
 The packages are imported when a language first needs them. To install them, run `pip install
 'vmsst[ems]'`.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
   from vmsst.languages import Language
 
 Languages: TypeAlias = "str | Language | Sequence[str | Language] | None"
-"""One language for all texts, or one for each text, as codes of any standard or `Language`s."""
+"""One language for all texts, or one for each text, as `Language`s or codes in any standard."""
 
 _CHINESE = ("cmn", "wuu", "yue")
 _JAPANESE = "jpn"
@@ -48,11 +48,11 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     language: One language for all texts, or one language for each text.
 
   Raises:
-    InputError: the language is missing or unknown, or the package or program that splits it is not
-      installed.
-    ValueError: the number of languages differs from the number of texts.
+    InputError: If the language is missing or unknown, or the package or program that splits the
+      language is not installed.
+    ValueError: If the number of languages differs from the number of texts.
   """
-  from vmsst import languages  # reads the language table
+  from vmsst import languages  # This import reads the language table.
 
   if language is None:
     raise errors.InputError(
@@ -61,7 +61,7 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
     )
   if isinstance(language, (str, languages.Language)):
     language = [language] * len(texts)
-  # Group the texts by language, so that each splitter receives all of its texts at once.
+  # Group the texts by language, so that each splitter receives all its texts at once.
   indices_by_language: dict[languages.Language, list[int]] = {}
   language_row = functools.cache(languages.language)
   for index, (_, code) in enumerate(zip(texts, language, strict=True)):
@@ -81,18 +81,18 @@ def split_words(texts: Sequence[str], language: Languages) -> list[str]:
 
 
 def normalize_punctuation(texts: Sequence[str]) -> list[str]:
-  """Replaces nonprinting characters by spaces, and normalizes punctuation as Moses does.
+  """Replaces nonprinting characters with spaces, and normalizes punctuation as Moses does.
 
   LASER normalizes its input this way. The English rules of Moses 4.0 apply to all languages. For
   example, quotation marks of all kinds become `"`, and dashes become `-`.
 
   Raises:
-    InputError: sacremoses is not installed.
+    InputError: If sacremoses is not installed.
   """
   with errors.requires("ems", "normalizing punctuation for LASER"):
     import sacremoses
   moses = sacremoses.MosesPunctNormalizer("en", perl_parity=True)
-  # Moses 4.0 turns these characters into double quotes, but sacremoses into apostrophes.
+  # Moses 4.0 turns these characters into double quotes, but sacremoses turns them into apostrophes.
   quotes = dict.fromkeys("‘‚", '"')
   moses.substitutions = [(old, quotes.get(old, new)) for old, new in moses.substitutions]
   printing = ("".join(" " if unicodedata.category(x)[0] == "C" else x for x in t) for t in texts)
@@ -119,7 +119,7 @@ def _letters(letters: str) -> frozenset[str]:
 
 @functools.cache
 def _jieba() -> Callable[[str], Any]:
-  with warnings.catch_warnings():  # jieba, last released in 2020, causes warnings
+  with warnings.catch_warnings():  # jieba, last released in 2020, triggers warnings.
     warnings.simplefilter("ignore")
     with errors.requires("ems", "splitting Chinese into words"):
       import jieba
@@ -169,7 +169,7 @@ def _split_japanese(texts: Sequence[str]) -> list[str]:
       analyses.append([])
     elif len(fields) > 4 and (fields[0] != "@" or fields[4].isdigit()):
       analyses[-1].append(fields[0])
-  analyses.pop()  # the empty list after the last EOS
+  analyses.pop()  # Remove the empty list after the last EOS.
   if process.returncode or len(analyses) < len(lines):
     reason = process.stderr.decode("utf-8", errors="replace").strip() or "no reason given"
     raise errors.InputError(

@@ -1,1 +1,1 @@
-"""Cleans OPUS releases on disk, removes duplicates, and combines them in one training dataset."""
+"""Cleans and deduplicates OPUS releases on disk, and combines them into a training dataset."""

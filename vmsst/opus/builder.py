@@ -32,7 +32,7 @@ DATA_CARD = "DATA_CARD.md"
 BUCKET_BYTES = 64 << 20
 """Approximate bytes of text per bucket before cleaning. A worker loads one bucket at a time."""
 _DATASET = "opus_bitext"
-_INFO = "dataset_info.json"  # written last; TFDS takes a folder with this file as complete
+_INFO = "dataset_info.json"  # Written last. TFDS treats a folder with this file as complete.
 _COMPRESSION = 4  # Estimated bytes of text per compressed byte.
 
 
@@ -59,9 +59,8 @@ def build(
   All folders except `work` may be in object stores.
 
   Raises:
-    InputError: the recipe uses none of the releases, no pair passes cleaning, a stage failed, an
-      earlier build in `output` used different inputs, or a different process is building the
-      dataset.
+    InputError: If the recipe uses none of the releases, no pair passes cleaning, a stage fails, an
+      earlier build in `output` used different inputs, or another process is building the dataset.
   """
   if work is None and storage.is_url(output):
     raise errors.InputError(
@@ -122,8 +121,8 @@ def _build(
   workdir = storage.UNFINISHED
   held_out_file = f"{workdir}/held_out.npz"
   dataset.run("held out", held_out.save, [job.Task(held_out_file)])
-  # Stage 1 writes one file of cleaned rows per release. It starts with the largest releases, so
-  # that all workers finish at about the same time.
+  # For each release, stage 1 writes one file with cleaned rows. The stage starts with the largest
+  # releases, so that all workers finish at about the same time.
   sizes: collections.Counter[str] = collections.Counter()
   for release in releases:
     sizes[recipe.pair_name(*release.pair)] += _text_bytes(release)
@@ -144,7 +143,8 @@ def _build(
     release.name: facts for release, facts in zip(largest_first, cleaned, strict=True)
   }
 
-  # Stage 2 writes one file per bucket of each language pair, deduplicated and in random order.
+  # For each language pair, stage 2 writes one file per bucket. The rows in each file are
+  # deduplicated and shuffled.
   files: dict[str, list[stages.CleanFile]] = {pair: [] for pair in sorted(sizes)}
   for release in sorted(releases, key=lambda x: (recipe.order(x.corpus), x.name)):
     clean_file = dataset.path(clean_files[release.name]), release.corpus
@@ -230,7 +230,7 @@ def _build(
 
 
 def _text_bytes(release: releases_lib.Release) -> int:
-  """Estimates a release's bytes of text from its size on disk."""
+  """Estimates how many bytes of text a release contains, from its size on disk."""
   return release.size * (_COMPRESSION if release.path.endswith((".zip", ".gz")) else 1)
 
 

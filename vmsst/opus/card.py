@@ -17,7 +17,7 @@ from vmsst.opus import releases as releases_lib
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """The results of a dataset build.
+  """Results from a dataset build.
 
   Attributes:
     recipe: The recipe.
@@ -25,9 +25,9 @@ class Report:
     releases: The releases in the dataset.
     left_out: Files in the folder that could not be used.
     cleaned: Results of `stages.clean`, by release name.
-    merged: Counts of rows, duplicates and kept rows, by language pair and corpus.
+    merged: Numbers of rows, duplicates and kept rows, by language pair and corpus.
     selected: Numbers of training pairs and validation pairs, by language pair and corpus.
-    goals: The recipe's targets, with the results.
+    goals: The recipe's targets and the numbers of pairs obtained.
     held_out: Number of sentences to exclude, by evaluation set.
     splits: Number of rows and bytes in each shard, by split.
   """

@@ -39,9 +39,9 @@ too long; the texts have the same `text_key`; one text is too long compared with
 has too few letters in the scripts of its language.
 """
 
-# Number of alphabetic characters that carry as much text as one character, by script.
+# Number of alphabetic characters that one character in each script corresponds to.
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
-# Length difference, in characters, that is always allowed, as in "No." and "Certainly not.".
+# Length difference, in characters, that is always allowed, as between "No." and "Certainly not.".
 _SLACK = 20
 
 # Unicode blocks of letters and combining marks, by script.
@@ -94,9 +94,9 @@ _MIXED = {
   ("sat", "Olck"): ("Beng", "Deva"),
 }
 
-# Characters after which a zero-width joiner or non-joiner can change the spelling of a word. They
-# belong to Arabic and related scripts (with presentation forms), to scripts of India and its
-# neighbors, and to Mongolian.
+# Characters after which a zero-width joiner or non-joiner can change the spelling of a word. These
+# characters belong to Arabic and related scripts (with presentation forms), to scripts from India
+# and its neighbors, and to Mongolian.
 _JOINING = (
   "\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1780-\u18af\u1900-\u1c4f\ua800-\ua95f\ua980-\uaadf"
   "\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefc"
@@ -112,9 +112,10 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_characters: Maximum length of each text, in characters.
     max_ratio: Maximum ratio of the longer to the shorter text. A length difference of 20 is always
       allowed. In scripts whose characters stand for syllables or words, each character counts as
-      several (for example, 3 in Han script). The script follows from the language or, if the
-      language is undetermined, from the letters of the text.
-    min_script_share: Minimum fraction of a text's letters that must be in a script of its language.
+      several (for example, 3 in Han script). The script is determined by the language or, if the
+      language is undetermined, by the text's letters.
+    min_script_share: Minimum fraction of a text's letters that must belong to a script of its
+      language.
   """
 
   max_characters: Annotated[int, msgspec.Meta(ge=1)] = 1000
@@ -168,10 +169,10 @@ class Cleaner:
 def normalize(text: str) -> str:
   """Normalizes a text to Unicode NFC, with single spaces and without invisible characters.
 
-  Control and format characters are removed, such as byte order marks, text direction marks, soft
-  hyphens and zero-width spaces. Joiners and non-joiners are kept in emoji and after letters that
-  they can change. Each run of whitespace, including line breaks, becomes one space, and whitespace
-  at both ends is stripped.
+  Removes control and format characters, such as byte order marks, text direction marks, soft
+  hyphens and zero-width spaces. Zero-width joiners and non-joiners are kept in emoji and after
+  letters that they can change. Each run of whitespace, including line breaks, becomes one space,
+  and whitespace at both ends is stripped.
   """
   if not text.isprintable():
     text = _invisible().sub("", text)
@@ -204,7 +205,7 @@ def keys(source: str, target: str) -> tuple[int, int, int]:
   return _bits(first), _bits(second), _bits(f"{first}\0{second}")
 
 
-# Cached, because the key of each text is used three times: to detect copies, and for two hashes.
+# Cached, because each text's key is used three times: once to detect copies, twice for hashes.
 @functools.lru_cache(maxsize=16)
 def _key(text: str) -> str:
   return text_key(text) or text
@@ -250,8 +251,8 @@ def _invisible() -> re.Pattern[str]:
 def _width(text: str, scripts: tuple[str, ...]) -> float:
   """Returns the length of a text in equivalent alphabetic characters.
 
-  The script is the first of `scripts`. If `scripts` is empty, it is the script of most of the
-  text's letters.
+  The script is the first entry in `scripts`. If `scripts` is empty, the script is the most frequent
+  script in the text.
   """
   if scripts:
     return len(text) * _DENSITY.get(scripts[0], 1.0)
@@ -261,7 +262,7 @@ def _width(text: str, scripts: tuple[str, ...]) -> float:
 
 @functools.cache
 def _letters(scripts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]]:
-  """Returns patterns for runs of letters in `scripts` (any, if empty) and of all other letters."""
+  """Returns patterns for letters in `scripts` (if empty, in any script) and for other letters."""
   if not scripts:
     return re.compile(r"[^\W\d_]+"), re.compile("(?!)")
   letters = "".join(_BLOCKS[script] for script in scripts)
@@ -279,10 +280,10 @@ def _has_share(text: str, scripts: tuple[str, ...], share: float) -> bool:
 
 
 class EvaluationSentences:
-  """The keys of evaluation sentences, with the evaluation sets that contain each sentence.
+  """Keys of evaluation sentences, with the names of the sets that contain each sentence.
 
-  Each sentence takes 16 bytes of memory. With 10 million evaluation sentences, about one in 2
-  trillion unrelated texts has the key of an evaluation sentence by chance.
+  Each sentence uses 16 bytes of memory. With 10 million evaluation sentences, about one in 2
+  trillion unrelated texts has the same key as an evaluation sentence by chance.
 
   Attributes:
     names: Sorted names of the evaluation sets. A set may be empty.
@@ -302,7 +303,7 @@ class EvaluationSentences:
 
   @classmethod
   def from_texts(cls, sentences: Iterable[tuple[str, str]]) -> "EvaluationSentences":
-    """Collects pairs (set name, text). Raises OverflowError if there are more than 64 sets."""
+    """Collects pairs of set name and text. Raises OverflowError if there are more than 64 sets."""
     keys: dict[str, array.array] = {}
     for name, text in sentences:
       hashes = keys.setdefault(name, array.array("Q"))
@@ -318,7 +319,7 @@ class EvaluationSentences:
     return cls(names, keys_K, sets_K)
 
   def sets(self, key: int) -> tuple[str, ...]:
-    """Returns the names of the evaluation sets that contain a sentence with this `sentence_key`."""
+    """Returns the names of the evaluation sets that contain a sentence with the given key."""
     row = bisect.bisect_left(self._keys, key)
     if row == len(self._keys) or self._keys[row] != key:
       return ()
@@ -335,7 +336,7 @@ class EvaluationSentences:
 
   @property
   def digest(self) -> str:
-    """Hexadecimal hash of the sentences and the sets."""
+    """Hexadecimal hash of the keys and sets."""
     hashed = hashlib.sha256("\n".join(self.names).encode())
     for values in (self.keys_K, self.sets_K):
       hashed.update(values.astype("<u8").tobytes())
@@ -348,6 +349,6 @@ class EvaluationSentences:
 
   @classmethod
   def load(cls, path: str | os.PathLike) -> "EvaluationSentences":
-    """Loads a file that `save` wrote."""
+    """Loads the sentences from a file that `save` wrote."""
     with np.load(path) as arrays:
       return cls(arrays["names"].tolist(), arrays["keys"], arrays["sets"])

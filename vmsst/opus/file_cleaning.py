@@ -52,14 +52,15 @@ def clean(
 ) -> collections.Counter[str]:
   """Writes the pairs that pass all steps to a TSV file, normalized and in their original order.
 
-  Pairs are duplicates if they differ only in case, punctuation and spaces. The first of them is
-  kept. Detecting duplicates takes about 100 bytes of memory per pair. A text always passes language
-  identification if its language is undetermined or not supported by the identifier.
+  Pairs are duplicates if they differ only in case, punctuation and spaces. Only the first of
+  several duplicates is kept. Detecting duplicates takes about 100 bytes of memory per pair. If a
+  text's language is undetermined or unsupported by the identifier, the text always passes language
+  identification.
 
   Args:
     held_out: Sentences to remove, from `held_out_sentences`.
     path: Output file.
-    bitexts: Files of one language pair.
+    bitexts: Files for one language pair.
     rules: Rules for normalizing and filtering.
 
   Returns:
@@ -67,7 +68,7 @@ def clean(
     reason: one of `cleaning.REASONS`, `held_out`, `duplicate` or `language`.
 
   Raises:
-    InputError: a file cannot be read or has further columns, or py3langid is not installed.
+    InputError: If a file cannot be read or contains further columns, or py3langid is not installed.
   """
   counts = collections.Counter(read=0, kept=0)
   pair = bitexts[0].source, bitexts[0].target
@@ -117,21 +118,21 @@ def drop_low_scores(
   min_margin: float | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> dict[str, int]:
-  """Copies the lines of a TSV file whose pairs score high enough to a new file.
+  """Copies the lines whose pairs score high enough from one TSV file to another.
 
-  The margin is the ratio margin with 4 neighbors among all sentences of the file (see
+  The margin is the ratio margin with 4 neighbors among all sentences in the file (see
   `margins.margin_pairs`). Copies of a sentence count as a single neighbor.
 
   Args:
     path: Output file.
-    cleaned: Input file with lines of source TAB target.
-    vectors: Source vectors and target vectors, one for each line.
+    cleaned: Input file. Each line contains source TAB target.
+    vectors: Source vectors and target vectors. Row i of each array corresponds to line i.
     min_cosine: Minimum cosine similarity of a pair.
     min_margin: Minimum margin of a pair.
     search: Function that finds neighbors. `vmsst.search.device_search.search` uses accelerators.
 
   Returns:
-    The number of pairs `kept`, and the numbers of pairs dropped for `low_cosine` and `low_margin`.
+    The number of pairs `kept`, and the numbers of pairs dropped as `low_cosine` and `low_margin`.
   """
   low_N = margins.cosines(*vectors) < (-np.inf if min_cosine is None else min_cosine)
   low_cosine = int(low_N.sum())

@@ -4,7 +4,7 @@ A recipe is a YAML file. The papers' recipes are in `recipe_files/`. Here is an 
 
     name: mine
     description: German and Turkish with English.
-    languages: [de, en, tr]         # any code of vmsst.languages; default: all
+    languages: [de, en, tr]         # any code in vmsst.languages; default: all
     scripts_as_one: [zh]            # simplified and traditional Chinese count as zh; default: none
     pivots: [en]                    # every pair contains a pivot; or `pairs: [de-en, en-tr]`
     corpora:
@@ -36,7 +36,7 @@ from vmsst.opus import cleaning as cleaning_lib
 from vmsst.opus import releases
 
 _FOLDER = pathlib.Path(__file__).with_name("recipe_files")
-_TOP = 1 << 64  # Greater than every rank.
+_TOP = 1 << 64  # A number greater than every rank.
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Cell = tuple[str, str]
@@ -46,7 +46,7 @@ Ranks = Mapping[Cell, Sequence[np.ndarray]]
 
 
 class Code(str):
-  """The `readers.compact_code` of a language. YAML files may use any of its codes."""
+  """The `readers.compact_code` of a language. YAML files may use any code for the language."""
 
 
 class Pair(str):
@@ -72,7 +72,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Name in OPUS. Case does not matter.
     version: The version to use (default: every available version).
     cap: Maximum number of pairs per language pair, including validation pairs (default: no limit).
-    caps: Maximum numbers for individual language pairs, which override `cap`.
+    caps: Maximum numbers of pairs for individual language pairs. They override `cap`.
     only_where_nothing_else: Whether to use the corpus only for language pairs that no other corpus
       in the recipe provides.
   """
@@ -92,7 +92,8 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """How many pairs to use for validation, for each corpus and language pair.
 
   Attributes:
-    share: Fraction of the pairs that remain after the caps, rounded down to whole pairs.
+    share: Fraction of the pairs that remain after the caps are applied, rounded down to whole
+      pairs.
     at_most: Maximum number of pairs (default: no limit).
   """
 
@@ -106,20 +107,21 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """Defines the content of a dataset.
+  """Defines a dataset's content.
 
   Attributes:
-    name: Name of the TFDS configuration. May contain letters, digits and "_".
+    name: Name of the TFDS configuration. The name may contain letters, digits and "_".
     description: One or two sentences for the data card.
-    corpora: The corpora. If a pair is in several corpora, the first of them keeps it.
+    corpora: The corpora, in order of precedence. A pair in several corpora is kept only in the
+      first one.
     languages: Languages to include; if empty, all languages.
-    scripts_as_one: Languages whose scripts are not distinguished, so that texts in all scripts form
-      a single language.
+    scripts_as_one: Languages whose scripts are not distinguished. Texts in all scripts are treated
+      as a single language.
     pivots: Use only language pairs with one of these languages; if empty, use all pairs.
     pairs: Language pairs to include; if empty, all pairs.
     targets: Maximum number of training pairs for each language, with all pivots together.
-    expected: Numbers of training pairs that a paper reports. Used only for comparison in the data
-      card.
+    expected: Numbers of training pairs that a paper reports. The numbers are used only for
+      comparison in the data card.
     validation: How many pairs to use for validation.
     cleaning: Rules for cleaning texts.
     seed: Seed for pseudo-random sampling.
@@ -177,7 +179,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     return "_".join(code[:3] if code[:3] in merged else code for code in codes)
 
   def order(self, corpus: str) -> int:
-    """Returns the position of a corpus in the recipe, for sorting by precedence."""
+    """Returns a corpus's position in the recipe, for sorting by precedence."""
     return [entry.name.casefold() for entry in self.corpora].index(corpus.casefold())
 
   @property
@@ -190,7 +192,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cut(NamedTuple):
-  """Rank bounds that select the rows of a cell.
+  """Rank bounds that select rows from a cell.
 
   Attributes:
     train: Rows with ranks in [validation, train) are training rows.
@@ -232,7 +234,7 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
   """Loads a recipe by its name in the package, or by the path of a YAML file.
 
   Raises:
-    InputError: the recipe does not exist, or a key or value is invalid.
+    InputError: If the recipe does not exist, or a key or value is invalid.
   """
   path = os.fspath(name_or_path)
   try:
@@ -249,7 +251,7 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
 
 
 def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
-  """Returns the language codes in a recipe, or None if it includes all. Raises like `load`."""
+  """Returns a recipe's language codes, or None if the recipe includes all. Raises like `load`."""
   used = load(name_or_path).languages
   recipe_languages = (x for x in languages.LANGUAGES if readers.compact_code(x) in used)
   return readers.language_codes(recipe_languages) or None
@@ -258,11 +260,11 @@ def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
   """Chooses which rows to sample from each corpus and language pair, and returns rank bounds.
 
-  A sample consists of the rows with the lowest ranks, of which the very lowest are used for
-  validation. Ranks are pseudo-random, so the sample is random, and the sample for a smaller cap is
-  a subset of the sample for a larger cap. If a language still has more training pairs than its
-  target after the caps, its largest cells (a corpus in a language pair) are reduced to the same
-  size, and its smaller cells are used in full.
+  A sample consists of the rows with the lowest ranks. Within the sample, the lowest-ranked rows are
+  used for validation. Ranks are pseudo-random, so the sample is random, and the sample for a
+  smaller cap is a subset of the sample for a larger cap. A cell is one corpus for one language
+  pair. If a language still has more training pairs than its target after the caps are applied, the
+  language's largest cells are reduced to the same size, and its smaller cells are used in full.
 
   Args:
     recipe: Specifies the caps, the targets and the numbers of validation pairs.
@@ -282,13 +284,13 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
     allowed[pair, name] = size if limit is None else min(size, limit)
   validation = {cell: recipe.validation.count(size) for cell, size in allowed.items()}
   train = {cell: size - validation[cell] for cell, size in allowed.items()}
-  groups: dict[tuple[str, ...], list[Cell]] = {}  # cells that share a target
+  groups: dict[tuple[str, ...], list[Cell]] = {}  # Cells that share a target.
   for cell in sorted(sizes):
     groups.setdefault(tuple(_counted_for(recipe, cell[0])), []).append(cell)
   for codes, cells in groups.items():
     if targets := [recipe.targets[code] for code in codes if code in recipe.targets]:
-      # Reduce the largest cells to the same size, give or take one pair, so that all cells together
-      # reach the target. Cells are visited from small to large, so that each small cell leaves the
+      # Reduce the largest cells to the same size, give or take one pair, so that all cells add up
+      # to the target. Cells are visited from small to large, so that each small cell leaves the
       # unused part of its share to the larger cells.
       remaining = min(targets)
       for index, cell in enumerate(sorted(cells, key=lambda cell: (train[cell], cell))):
@@ -317,7 +319,7 @@ def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
 
 
 def _counted_for(recipe: Recipe, pair: str) -> list[str]:
-  """Returns the languages whose targets count a pair: its non-pivot, or both if both are pivots."""
+  """Returns the languages whose targets count a pair: the non-pivot language, or both pivots."""
   codes = pair.split("_")
   non_pivots = [code for code in codes if code not in recipe.pivots]
   return non_pivots or codes
@@ -350,7 +352,7 @@ def _normalize(kind: type, value: Any) -> Any:
       is_pair = kind is PairCounts or (kind is Counts and "-" in key)
       counts[_normalize(Pair if is_pair else Code, key)] = count
     return kind(counts)
-  if not isinstance(value, str):  # YAML parses "no", the code of Norwegian, as False.
+  if not isinstance(value, str):  # YAML parses "no", the code for Norwegian, as False.
     raise ValueError(f"{value!r} is not a string; put it in quotes")
   if kind is Code:
     return Code(readers.compact_code(languages.language(value)))

@@ -29,12 +29,12 @@ _NAME = re.compile(
   rf"(?P<first>{_CODE})-(?P<second>{_CODE})\.(?P<format>txt\.zip|tmx|tsv)(?:\.gz)?"
 )
 _FORMAT_FOLDERS = ("moses", "tmx", "tsv")
-_FORMATS = ("zip", "tmx", "tsv")  # in order of preference
+_FORMATS = ("zip", "tmx", "tsv")  # In order of preference
 
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-  """The file with one language pair from one version of a corpus.
+  """The file for one language pair in one version of a corpus.
 
   Attributes:
     corpus: Name in OPUS, such as "Europarl".
@@ -70,11 +70,11 @@ def order(first: Language, second: Language) -> tuple[Language, Language]:
 def scan(root: str) -> tuple[list[Release], list[Fault]]:
   """Returns the releases in `root`, sorted by name, and a fault for each file that was skipped.
 
-  If a language pair exists in several formats for the same corpus version, only the first of
-  archive, TMX and TSV is used. Files that do not look like OPUS releases are ignored.
+  If a language pair exists in several formats for the same corpus version, only one file is used:
+  preferably an archive, then TMX, then TSV. Files that do not look like OPUS releases are ignored.
 
   Raises:
-    InputError: there is no release in `root`.
+    InputError: If `root` contains no release.
   """
   candidates: list[Release] = []
   faults: list[Fault] = []
@@ -101,11 +101,11 @@ def scan(root: str) -> tuple[list[Release], list[Fault]]:
 
 
 def read(release: Release) -> Iterator[Row | Fault]:
-  """Yields the rows of a release in file order, and a fault for each item that is skipped.
+  """Yields the rows in a release in file order, and a fault for each item that is skipped.
 
-  A damaged file does not raise an error. It yields all rows that can be read, then a fault. Texts
-  are unchanged, except that line ends are removed; a text may be empty. Memory use is limited even
-  if lines are very long or an archive is a decompression bomb.
+  If a file is damaged, all rows that can be read are yielded, followed by a fault. Texts are
+  unchanged, except that line ends are removed. A text may be empty. Memory use is limited even if
+  lines are very long or an archive is a decompression bomb.
   """
   swapped = release.format != "tmx" and (
     languages.opus_language(release.codes[0]) != release.pair[0]
@@ -114,7 +114,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
     if release.format == "zip":
       texts = _sides(archives.members(release.path), release.codes)
       items = formats.parse_moses([(str(text), archives.member_chunks(text)) for text in texts])
-    else:  # Texts are in file order. For TMX, they are in the order of `pair`.
+    else:  # TSV columns are in file order. TMX texts are in the order of `pair`.
       items = formats.parse(release.format, [release.path], release.pair)
   except archives.DamagedError as error:
     yield Fault(release.path, str(error))
@@ -122,7 +122,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
   empty = True
   for item in items:
     empty = False
-    if isinstance(item, Row):  # drop further columns
+    if isinstance(item, Row):  # Drop further columns.
       item = Row(item.number, item.texts[1::-1] if swapped else item.texts[:2])
     yield item
   if empty:

@@ -1,10 +1,10 @@
 """The stages of a dataset build: clean releases, merge buckets, and write shards.
 
-Each stage is a function that writes one file and returns facts about it for the data card.
+Each stage is a function that writes one file and returns statistics for the data card.
 
 The intermediate files are Parquet files with checksums, which are verified on reading. The stage
-`clean` assigns each row to a bucket by its key. In its output files, row group i belongs to the
-bucket i modulo the number of buckets.
+`clean` assigns each row to a bucket by its key. In its output files, row group i belongs to bucket
+i modulo the number of buckets.
 """
 
 import collections
@@ -112,12 +112,12 @@ class BucketWriter:
 def read_bucket(
   path: str, bucket: int = 0, columns: Sequence[str] | None = None
 ) -> Iterator[pa.Table]:
-  """Yields the rows of a bucket, one row group at a time, in the order in which they were added.
+  """Yields a bucket's rows, one row group at a time, in the order in which they were added.
 
   Args:
     path: The file.
     bucket: Number of the bucket.
-    columns: Names of the columns to read (default: all columns).
+    columns: Columns to read (default: all columns).
   """
   with parquet.ParquetFile(path, page_checksum_verification=True) as file:
     count = int(file.schema_arrow.metadata[_COUNT])
@@ -138,7 +138,7 @@ def clean(
     path: Output file.
     release: The release.
     rules: Rules for normalizing and filtering.
-    held_out: Path of a file with the `EvaluationSentences` to exclude, and their digest.
+    held_out: Path of a file with the `EvaluationSentences` to exclude, and the sentences' digest.
     count: Number of buckets. Each pair is written to the bucket `key % count`, where `key` is the
       hash of the pair from `cleaning.keys`.
 
@@ -185,7 +185,7 @@ def merge(
 ) -> dict[str, dict[str, int]]:
   """Removes duplicates from one bucket of a language pair and shuffles the remaining rows.
 
-  If several pairs have the same key, only the first is kept, in the order of files and rows.
+  If several pairs have the same key, only the first pair (by file, then by row) is kept.
 
   Args:
     path: Output file. The tag of each row is the index of its corpus in `corpora(files)`.
@@ -206,8 +206,8 @@ def merge(
   rows = pa.concat_tables([table.replace_schema_metadata() for table in tables])
   keys_N = rows["key"].to_numpy()
   texts = rows.select(["source", "target"])
-  # For each key, np.unique returns the index of the first row; all later rows with the same key are
-  # repeated. A repeated row is a duplicate if its texts equal the texts of the first row.
+  # For each key, np.unique returns the index of the first row with this key. All later rows with
+  # the key are repeats. A repeat is a duplicate if its texts are the same as the first row's texts.
   # Otherwise, it is a near duplicate, which differs in case, punctuation or spaces.
   _, first_K, group_N = np.unique(keys_N, return_index=True, return_inverse=True)
   first_N = first_K[group_N]
@@ -276,10 +276,10 @@ def write(
 
   Args:
     path: Output file, in the format of `dataset_shards`.
-    merged: Files of the merged buckets.
+    merged: Files with merged buckets.
     names: Corpus names, in the order of the tags.
-    bounds: Ranks to select.
-    languages: Codes of the source and target languages.
+    bounds: Range of ranks to select from each corpus.
+    languages: Source and target language codes.
 
   Returns:
     The number of rows, and the total size of the records in bytes.
@@ -292,7 +292,7 @@ def write(
   def rows(file: str) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     for table in read_bucket(file):
       rank_N, tag_N = table["rank"].to_numpy(), table["tag"].to_numpy()
-      # Ranks ascend, so all later rows are out of range, too.
+      # Ranks are ascending, so all later rows are out of range, too.
       if not len(table) or rank_N[0] > last_C.max():
         return
       inside_N = np.flatnonzero((rank_N >= low_C[tag_N]) & (rank_N <= last_C[tag_N]))
@@ -306,7 +306,7 @@ def write(
       )
 
   examples = dataset_shards.Examples(*languages)
-  # The rows of each file are sorted by rank, so merging them keeps this order.
+  # The rows in each file are sorted by rank, so the merged rows are also sorted by rank.
   records = (examples.example(*texts) for _, *texts in heapq.merge(*map(rows, merged)))
   count, size = dataset_shards.write(path, records)
   return {"rows": count, "bytes": size}

@@ -132,8 +132,8 @@ def test_padded_features_keep_their_names():
 @pytest.mark.parametrize(
   ("lengths", "message"),
   [
-    ({"inputs": 3, "input": 3}, "needs 'inputs'"),
-    ({"inputs": 3, "negatives": (1, 3)}, "only has .*negatives or .*teacher"),
+    ({"inputs": 3, "input": 3}, "include 'inputs'"),
+    ({"inputs": 3, "negatives": (1, 3)}, "use only features from .*negatives or .*teacher"),
     ({"inputs": 3, "teacher_inputs": 5}, r"\['teacher_inputs'\] is 5; set it to 4, the dimension"),
   ],
 )

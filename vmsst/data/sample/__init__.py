@@ -1,4 +1,4 @@
-"""A small parallel corpus in eight languages that ships with the package.
+"""A small parallel corpus in eight languages, included in the package.
 
 Every sentence says who does what, where and when. A given number refers to the same meaning in
 every language. Each validation sentence combines a predicate with a subject, a place and a time
@@ -16,7 +16,7 @@ import numpy as np
 
 from vmsst import errors, languages
 
-_PHRASES = json.loads(  # by language; all languages list the same phrase names in the same order
+_PHRASES = json.loads(  # Phrases by language. All languages list the same phrase names in order.
   pathlib.Path(__file__).with_name("phrases.json").read_text(encoding="utf-8")
 )
 LANGUAGES = tuple(_PHRASES)
@@ -28,8 +28,8 @@ _TIME_FOLDS = 4
 _SEED = 20
 FRAMES = ("present", "past", "want")
 # Verb agreement of each subject: f or m (third person singular), pl (third person plural) or we.
-# Subjects with different agreement alternate, so that every fourth subject, held out for
-# validation, is not always of the same kind.
+# Subjects with different agreement alternate, so that the subjects held out for validation (every
+# fourth) differ in agreement.
 AGREEMENT: Mapping[str, str] = {
   "sister": "f",
   "brother": "m",
@@ -72,16 +72,17 @@ class Meaning(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Phrasebook:
-  """The vocabulary and word order of one language, as in `phrases.json`.
+  """One language's vocabulary and word order, as read from `phrases.json`.
 
   Attributes:
     about: Notes for people who edit `phrases.json`.
-    subjects: Noun phrase for each subject, or empty if the verb form alone expresses it.
-    forms: Names of the forms in each row of `predicates`.
-    predicates: A row for each predicate: its forms, separated by spaces ("-" is an empty form). If
-      the object is a separate word, " / " and the object follow.
+    subjects: Noun phrase for each subject, or an empty string if the verb form alone expresses the
+      subject.
+    forms: Names of the forms in each entry of `predicates`.
+    predicates: Forms of each predicate, separated by spaces ("-" is an empty form). If the object
+      is a separate word, the forms are followed by " / " and the object.
     places: Adverbial for each place.
-    times: Adverbial for each time, for all frames together.
+    times: Adverbial for each time in every frame.
     verbs: For each frame and agreement, a template for the finite verb, with placeholders for
       `forms`.
     order: For each frame, a sentence template, with placeholders for subject, verb, object, place,
@@ -120,7 +121,7 @@ class Phrasebook:
 
   @functools.cached_property
   def _rows(self) -> dict[str, dict[str, str]]:
-    """Forms of each predicate by form name, including the object."""
+    """Forms and object of each predicate, by form name or "object"."""
     rows = {}
     for predicate, row in self.predicates.items():
       forms, _, obj = row.partition(" / ")
@@ -131,16 +132,16 @@ class Phrasebook:
 
 @functools.cache
 def phrasebook(language: str) -> Phrasebook:
-  """Returns the phrasebook of a language. Raises KeyError if the sample lacks the language."""
+  """Returns a language's phrasebook. Raises KeyError if the sample lacks the language."""
   return Phrasebook(**_PHRASES[language])
 
 
 def sentence(meaning: int, language: str, split: str = "train") -> str:
-  """Returns the sentence in `language` that expresses the meaning with this number.
+  """Returns the sentence in `language` that expresses the meaning with the given number.
 
   Raises:
-    InputError: the sample has no such split.
-    IndexError: the split has no meaning of that number.
+    InputError: If `split` is not a split of the sample.
+    IndexError: If the split has no meaning with that number.
   """
   return phrasebook(language).sentence(slots(meaning, split))
 
@@ -149,10 +150,10 @@ def other_codes(codes: Sequence[str] | None = None) -> list[str]:
   """Returns the codes that the corpus uses for languages other than English.
 
   Args:
-    codes: Codes of the languages, in any standard (default: all languages).
+    codes: Language codes in any standard (default: all languages).
 
   Raises:
-    InputError: a language is not in the corpus.
+    InputError: If a language is not in the corpus.
   """
   codes_by_language = {languages.language(code): code for code in LANGUAGES if code != "en"}
   selection = (
@@ -168,15 +169,15 @@ def other_codes(codes: Sequence[str] | None = None) -> list[str]:
 
 
 def load_sample(split: str = "train", count: int | None = None) -> dict[str, list[str]]:
-  """Returns the sample corpus, a list of sentences for each language code, all in the same order.
+  """Returns the sample corpus as parallel lists of sentences, by language code.
 
   Args:
     split: "train" or "validation".
     count: Number of sentences per language (default: the whole split).
 
   Raises:
-    InputError: the sample has no such split.
-    IndexError: the split has fewer sentences.
+    InputError: If `split` is not a split of the sample.
+    IndexError: If the split has fewer than `count` sentences.
   """
   numbers = range(num_meanings(split) if count is None else count)
   return {code: [sentence(x, code, split) for x in numbers] for code in LANGUAGES}
@@ -188,10 +189,10 @@ def num_meanings(split: str) -> int:
 
 
 def slots(meaning: int, split: str = "train") -> Meaning:
-  """Returns the meaning with this number. Meanings are numbered in a fixed pseudo-random order.
+  """Returns the meaning with a given number. Meanings are numbered in a fixed pseudo-random order.
 
   Raises:
-    IndexError: the split has no meaning of that number.
+    IndexError: If the split has no meaning with that number.
   """
   num_subjects, num_places, num_times = _choices(split)
   # The mixed-radix digits of the index select the filler for each slot.
@@ -233,12 +234,12 @@ def _allowed_fillers(count: int, folds: int, predicate: int, split: str) -> tupl
 
 @functools.cache
 def _order(total: int) -> np.ndarray:
-  """Returns a fixed permutation. RandomState gives the same result in every NumPy version."""
+  """Returns a fixed permutation. RandomState produces the same result in every NumPy version."""
   return np.random.RandomState(_SEED).permutation(total)
 
 
 def vocabulary_path() -> str:
-  """Returns the path of the shipped SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown).
+  """Returns the path of the included SentencePiece model (ids: 0 padding, 1 EOS, 2 unknown).
 
   The model is BPE with byte fallback, trained on the first 10,000 training meanings in every
   language. With such a small corpus, the unigram algorithm would cut most words into fragments.
