@@ -30,8 +30,7 @@ from vmsst.tasks import bitext
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
 """Benchmarks that are small enough for evaluation during training; `questions` uses a sample."""
-ROW = "row"
-"""Name of the feature that stores the position of a text."""
+ROW = "row"  # name of the feature that stores the position of a text
 
 
 def tatoeba(

@@ -1,4 +1,3 @@
 """Array layouts on devices, and device specifications."""
 
-PAD_ID = 0
-"""Token id of padding."""
+PAD_ID = 0  # token id of padding

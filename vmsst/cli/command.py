@@ -71,29 +71,19 @@ _ENCODER = (
 _TEXT = "Text file, one sentence per line, UTF-8, plain or gzipped; - is standard input"
 
 _POSITIVE = functools.partial(_number, "an integer above 0", int, lambda value: value > 0)
-Positive = Annotated[int, Argument("N", _POSITIVE)]
-"""An integer above 0."""
+Positive = Annotated[int, Argument("N", _POSITIVE)]  # an integer above 0
 Language = Annotated[str, Argument("CODE")]
-"""A language code."""
-Field = Annotated[str, Argument("NUMBER|KEY")]
-"""A column of TSV files, or a key of JSON Lines."""
+Field = Annotated[str, Argument("NUMBER|KEY")]  # a column of TSV files, or a key of JSON Lines
 _ROLE = functools.partial(_number, "query or document", str, {"query", "document"}.__contains__)
-Role = Annotated[str, Argument("query|document", _ROLE)]
-"""The role of a text in a search."""
+Role = Annotated[str, Argument("query|document", _ROLE)]  # the role of a text in a search
 InputFile = Annotated[str, Argument("FILE", role="input")]
-"""A file to read."""
 InputFolder = Annotated[str, Argument("FOLDER", role="data")]
-"""A folder to read."""
 Vectors = Annotated[str, Argument("VECTORS", role="input")]
 """Vectors of `vmsst embed`, or a .npy file."""
 OutputFile = Annotated[str, Argument("FILE", role="file")]
-"""A file to write."""
 OutputFolder = Annotated[str, Argument("FOLDER", role="folder")]
-"""A folder to write to."""
 Encoder = Annotated[str, Argument("ENCODER", role="input", help=_ENCODER)]
-"""An encoder to open."""
 Text = Annotated[str, Argument("FILE", role="text", help=_TEXT)]
-"""A text file to read."""
 
 
 @dataclasses.dataclass(frozen=True)

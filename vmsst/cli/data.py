@@ -27,7 +27,6 @@ from vmsst.cli.command import (
 )
 
 Name = Annotated[str, Argument("NAME")]
-"""A name."""
 Pattern = Annotated[str, Argument("PATTERN", role="input")]
 """A file to read, or a shell pattern for several files."""
 Source = Annotated[str, Argument("FOLDER", role="input")]

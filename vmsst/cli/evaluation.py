@@ -21,7 +21,6 @@ if TYPE_CHECKING:
   from vmsst.evaluation.results_files import Results
 
 Name = Annotated[str, Argument("NAME")]
-"""A name."""
 
 
 def evaluate(

@@ -27,17 +27,14 @@ from vmsst.data.tables import SIDES
 
 Batch = Mapping[str, np.ndarray]
 
-CHUNK = 256
-"""Number of rows that are read and tokenized together."""
-GROUP = 16
-"""Minimum number of batches whose rows are sorted by length together."""
+CHUNK = 256  # number of rows that are read and tokenized together
+GROUP = 16  # minimum number of batches whose rows are sorted by length together
 GROUP_ROWS = 1024
 """Minimum number of rows to sort together, so that the rare long texts can share a small batch."""
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Number of threads that read and tokenize chunks, and number of chunks to read ahead."""
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
-BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)
-"""Maximum length of each length class."""
+BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)  # maximum length of each length class
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
 _SLOT = "slot"  # Column with the position of each row in its chunk
 _PATTERN = 1 << 20  # Number of rows after which the mixing pattern repeats.

@@ -7,8 +7,7 @@ from typing import Any
 
 from vmsst.io import input_files, text_files
 
-Texts = Iterable[str] | os.PathLike[str]
-"""Texts, or the path of a file with one text per line."""
+Texts = Iterable[str] | os.PathLike[str]  # texts, or the path of a file with one text per line
 
 
 def as_list(texts: Texts) -> list[str]:

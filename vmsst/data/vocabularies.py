@@ -22,8 +22,7 @@ from vmsst.io import input_files, text_files
 if TYPE_CHECKING:
   from vmsst.languages import Language
 
-Role = Literal["query", "document"]
-"""Role of a text in a search."""
+Role = Literal["query", "document"]  # role of a text in a search
 MODEL_TYPES = ("unigram", "bpe")
 _PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
 # SentencePiece skips sentences longer than 4,192 bytes. A character has up to 4 bytes.

@@ -58,8 +58,7 @@ from vmsst.io import input_files
 if TYPE_CHECKING:
   from vmsst.encoder.translation import Translator
 
-CHECKPOINT = "checkpoint_0"
-"""Name of the checkpoint that `write` creates."""
+CHECKPOINT = "checkpoint_0"  # name of the checkpoint that `write` creates
 _EXPORT = {transformers.WEIGHTS_FILE, encoder_json.ENCODER_FILE}
 _ASSETS = {encoder_json.ENCODER_FILE, encoder_json.VOCABULARY_FILE, tokenizers.TOKENIZER_FILE}
 # Files that identify a released encoder. sentence-transformers exports contain them, too.

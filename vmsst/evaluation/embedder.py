@@ -12,13 +12,10 @@ from vmsst.encoder import encoding
 from vmsst.io import progress_bar
 from vmsst.search import exact_search
 
-WINDOW = 1 << 14
-"""Number of texts in a chunk."""
-BLOCK = 1 << 12
-"""Number of split texts whose piece vectors are in memory at the same time."""
+WINDOW = 1 << 14  # number of texts in a chunk
+BLOCK = 1 << 12  # number of split texts whose piece vectors are in memory at the same time
 
-Arrays = dict[str, np.ndarray]
-"""Results of a chunk, by name."""
+Arrays = dict[str, np.ndarray]  # results of a chunk, by name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,8 +12,7 @@ from vmsst import errors
 from vmsst.encoder import encoding
 from vmsst.io import manifest
 
-_ORGANIZATION = "vmsst"
-"""Prefix for model names, in place of an owner on the Hugging Face Hub."""
+_ORGANIZATION = "vmsst"  # prefix for model names, in place of an owner on the Hugging Face Hub
 
 
 class MtebModel:

@@ -18,8 +18,7 @@ ResultsByEncoder = Mapping[str, results_files.BenchmarkResults]
 
 _MAX_ROWS = 400  # Tables with more rows would be hard to read.
 
-Cells = dict[tuple[str, str], str]
-"""Cell texts by row name and column name."""
+Cells = dict[tuple[str, str], str]  # cell texts by row name and column name
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,8 +10,7 @@ from vmsst.io import input_files
 
 NAME = "results.json"
 
-Numbers = dict[str, float]
-"""Metrics or averages by name, times 100."""
+Numbers = dict[str, float]  # metrics or averages by name, times 100
 
 
 class Encoder(TypedDict):

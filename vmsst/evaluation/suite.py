@@ -25,8 +25,7 @@ from vmsst.evaluation.embedder import TextSet
 from vmsst.evaluation.results_files import BenchmarkResults, Numbers, Results
 from vmsst.io import input_files
 
-INCOMPLETE = " (incomplete)"
-"""Suffix for the names of averages with missing results."""
+INCOMPLETE = " (incomplete)"  # suffix for the names of averages with missing results
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +101,7 @@ def pair_task(
 
 SeenTest = Callable[[Iterable[str]], bool]
 """Function that returns whether all languages, given as codes, are in the training data."""
-Seen = SeenTest | None
-"""A `SeenTest`, or None if the languages of the training data are unknown."""
+Seen = SeenTest | None  # a `SeenTest`, or None if the languages of the training data are unknown
 
 
 @dataclasses.dataclass(frozen=True)

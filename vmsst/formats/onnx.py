@@ -21,12 +21,10 @@ from vmsst.formats import sentence_transformers, tensors, tokenizers, transforme
 from vmsst.formats.encoder_json import SavedEncoder
 from vmsst.networks import sentence_encoder, t5, transformer
 
-MODEL_FILE = "model.onnx"
-"""The model that computes sentence vectors (`OUTPUT`)."""
+MODEL_FILE = "model.onnx"  # the model that computes sentence vectors (`OUTPUT`)
 STATES_FILE = "last_hidden_state.onnx"
 """The model that computes hidden states (`STATES`), for sentence-transformers."""
-WEIGHTS_FILE = "model.onnx_data"
-"""The weights of both models."""
+WEIGHTS_FILE = "model.onnx_data"  # the weights of both models
 TOKENS, MASK = "input_ids", "attention_mask"
 """Inputs, int64 [B, T]. The mask is 1 at tokens and 0 at padding. Padding follows the tokens."""
 OUTPUT, STATES = "sentence_embedding", "last_hidden_state"

@@ -24,8 +24,7 @@ from typing import IO, Any
 from vmsst import errors, storage
 from vmsst.io import input_files
 
-LINE_BYTES = 1 << 20
-"""Maximum length of a line; `lines` yields a `BadLine` for each longer line."""
+LINE_BYTES = 1 << 20  # maximum length of a line; `lines` yields a `BadLine` for each longer line
 
 # Number of bytes per read. If compressed data is damaged, at most this many intact bytes before the
 # damage are lost.

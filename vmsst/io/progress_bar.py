@@ -16,8 +16,7 @@ from typing import Any, Literal
 
 import tqdm
 
-LINE_SECONDS = 15.0
-"""Seconds between progress lines if standard error is not a terminal."""
+LINE_SECONDS = 15.0  # seconds between progress lines if standard error is not a terminal
 
 _where: Literal["terminal", "anywhere", "nowhere"] = "terminal"
 

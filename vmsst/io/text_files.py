@@ -23,8 +23,7 @@ from vmsst import errors, storage
 from vmsst.io import archives, input_files
 
 _Record = TypeVar("_Record")
-LINE_BYTES = 1 << 26
-"""Maximum length of a line; longer lines raise InputError."""
+LINE_BYTES = 1 << 26  # maximum length of a line; longer lines raise InputError
 _CHUNK_BYTES = 1 << 16
 new_digest = functools.partial(hashlib.blake2b, digest_size=16)
 """Creates a hash object for the uncompressed content of a text file."""

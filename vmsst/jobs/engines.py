@@ -160,8 +160,7 @@ def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None
   threading.Thread(target=watch, daemon=True).start()
 
 
-ATTEMPTS = 4
-"""Maximum number of times that a batch is started if its worker or node dies."""
+ATTEMPTS = 4  # maximum number of times that a batch is started if its worker or node dies
 
 
 class Ray(msgspec.Struct, frozen=True):
@@ -233,8 +232,7 @@ class Ray(msgspec.Struct, frozen=True):
     yield from keep_busy(batches(tasks, workers), workers, submit, on_failure)
 
 
-Engine = Local | Ray
-"""Runs the tasks of a job."""
+Engine = Local | Ray  # runs the tasks of a job
 
 
 def _reason(error: BaseException) -> str:

@@ -26,8 +26,7 @@ from typing import Any
 
 from vmsst import errors, storage
 
-STANDARD = "-"
-"""Standard input or output, as a path."""
+STANDARD = "-"  # standard input or output, as a path
 _LOCK = "lock"
 _CHECKPOINT = re.compile(r"(^|/)checkpoint_\d+$")
 

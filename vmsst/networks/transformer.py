@@ -40,8 +40,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 POSITIONS = ("learned", "rotary", "relative")
 NORMS = ("layer", "rms")
 NORM_PLACES = ("after", "before", "around")
-RELPOS_MAX_DISTANCE = 128
-"""Distances from here on share a bucket of relative positions."""
+RELPOS_MAX_DISTANCE = 128  # distances from here on share a bucket of relative positions
 
 
 @dataclasses.dataclass(frozen=True)

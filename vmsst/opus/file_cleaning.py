@@ -21,8 +21,7 @@ from vmsst.io import text_files
 from vmsst.opus import cleaning
 from vmsst.search import exact_search, margins
 
-SURE = 0.8
-"""Drop a text if an unexpected language has at least this probability."""
+SURE = 0.8  # drop a text if an unexpected language has at least this probability
 
 
 def held_out_sentences(paths: Sequence[str]) -> cleaning.EvaluationSentences:

@@ -39,8 +39,7 @@ _FOLDER = pathlib.Path(__file__).with_name("recipe_files")
 _TOP = 1 << 64  # A number greater than every rank.
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-Cell = tuple[str, str]
-"""Names of a language pair and a corpus."""
+Cell = tuple[str, str]  # names of a language pair and a corpus
 Ranks = Mapping[Cell, Sequence[np.ndarray]]
 """Row ranks in each cell, as one ascending uint64 array per bucket."""
 

@@ -31,8 +31,7 @@ FAULTS_KEPT = 20
 """Maximum number of faults to list for each release. All faults are counted."""
 FORMAT = 2
 """Version of the stages. Increase it when a stage's output changes for the same input."""
-MEMORY_BYTES = 32 << 20
-"""Bytes of rows that a writer buffers in memory before it writes them."""
+MEMORY_BYTES = 32 << 20  # bytes of rows that a writer buffers in memory before it writes them
 _TEXTS = {"source": pa.large_binary(), "target": pa.large_binary()}
 CLEANED = pa.schema({"key": pa.uint64(), **_TEXTS})
 """Columns of cleaned rows: the key and the two UTF-8 texts."""
@@ -49,8 +48,7 @@ _OPTIONS: dict[str, Any] = {
   "write_page_checksum": True,
 }
 
-CleanFile = tuple[str, str]
-"""Path of a cleaned release, and the name of its corpus."""
+CleanFile = tuple[str, str]  # path of a cleaned release, and the name of its corpus
 Bounds = Mapping[str, tuple[int, int]]
 """For each corpus, the half-open range [low, high) of ranks to select."""
 

@@ -12,8 +12,7 @@ from vmsst.search import exact_search
 
 _AXIS = "targets"
 
-Best = tuple[Float[Array, "N K"], Int[Array, "N K"]]
-"""Scores and row numbers of the best neighbors."""
+Best = tuple[Float[Array, "N K"], Int[Array, "N K"]]  # scores and row numbers of the best neighbors
 
 
 def search(

@@ -19,8 +19,7 @@ import threadpoolctl
 from vmsst import errors
 from vmsst.io import array_files
 
-BLOCK_ROWS = 1 << 14
-"""Default number of rows that are in memory at once."""
+BLOCK_ROWS = 1 << 14  # default number of rows that are in memory at once
 
 _HELD_ROWS = 1 << 13  # Sources held in memory while all targets are read.
 _READ_ROWS = 1 << 11  # Targets per read.

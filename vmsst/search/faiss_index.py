@@ -23,10 +23,8 @@ from vmsst import errors, storage
 from vmsst.io import array_files, input_files, manifest, progress_bar
 from vmsst.search import exact_search, vector_store
 
-FILE = "index.faiss"
-"""Name of the index file in a folder written by `vmsst index`."""
-SHARD_ROWS = 1 << 20
-"""Number of vectors that a job adds to an index at once."""
+FILE = "index.faiss"  # name of the index file in a folder written by `vmsst index`
+SHARD_ROWS = 1 << 20  # number of vectors that a job adds to an index at once
 
 _PATTERN = re.compile(
   r"(?P<transform>(?:OPQ|PCAR?|RR)\d{1,6}(?:_\d{1,6})?,)?"

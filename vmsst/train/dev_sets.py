@@ -18,8 +18,7 @@ from vmsst.evaluation.metrics import retrieval
 from vmsst.search import exact_search
 from vmsst.train import inference, partitioning
 
-TASK = "dev"
-"""Name of the evaluation in metrics and files."""
+TASK = "dev"  # name of the evaluation in metrics and files
 _BATCH = 64
 
 

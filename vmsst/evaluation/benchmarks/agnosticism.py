@@ -37,8 +37,7 @@ from vmsst.evaluation.benchmarks import bitext_retrieval, files
 from vmsst.io import text_files
 from vmsst.search import exact_search
 
-ALL = "all languages"
-"""Name of the result if a benchmark has only one text."""
+ALL = "all languages"  # name of the result if a benchmark has only one text
 WMT2012_CODES = ("cs", "de", "en", "es", "fr")
 TED_CODES = (
   *("bg", "cs", "de", "en", "es", "fr", "hr", "it"),

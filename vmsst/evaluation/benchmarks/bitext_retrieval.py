@@ -43,8 +43,7 @@ _TATOEBA_CODES = (
   "nld nno nob nov oci orv pam pes pms pol por ron rus slk slv spa sqi srp swe swg swh tam tat tel "
   "tgl tha tuk tur tzl uig ukr urd uzb vie war wuu xho yid yue zsm"
 )
-TATOEBA_LANGUAGES = tuple(_TATOEBA_CODES.split())
-"""Codes of all 112 languages."""
+TATOEBA_LANGUAGES = tuple(_TATOEBA_CODES.split())  # codes of all 112 languages
 
 
 def _codes(text: str) -> tuple[str, ...]:

@@ -35,8 +35,7 @@ from vmsst.evaluation.metrics import retrieval
 from vmsst.io import progress_bar, text_files
 from vmsst.search import exact_search
 
-SHARD = 1 << 16
-"""Number of lines in a shard of the knowledge base."""
+SHARD = 1 << 16  # number of lines in a shard of the knowledge base
 
 RIGHT_PER_QUERY = 10
 """Maximum number of questions with a correct answer that `knowledge_sample` adds per query."""

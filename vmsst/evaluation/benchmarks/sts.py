@@ -56,8 +56,7 @@ _TRACKS = {
 }
 
 LANGUAGES = ("eng", "de", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "ru", "zh")
-SPLITS = {"test": 1379, "dev": 1500}
-"""Number of pairs in each published split of the STS Benchmark."""
+SPLITS = {"test": 1379, "dev": 1500}  # number of pairs in each published split of the STS Benchmark
 
 
 @dataclasses.dataclass(frozen=True)
