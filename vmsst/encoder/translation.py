@@ -196,9 +196,9 @@ class Translator:
   ) -> Float[np.ndarray, "N 2"]:
     """Returns log p(target | source's vector) and log p(source | target's vector) for each pair.
 
-    These values are the translation terms of the training loss. The vector is the mean of the
-    semantic latent, and the language latent is zero. Translations score higher than unrelated
-    sentences.
+    These values are the translation terms of the training loss, with the mean of the semantic
+    latent as the sentence vector and zeros as the language latent. Translations score higher than
+    unrelated sentences.
 
     Args:
       sources: Strings.

@@ -187,7 +187,7 @@ def error_figures(subtitle: str, result: suite.Result) -> list[Image]:
 
 
 def _image(title: str, draw: Callable[[Any], None], width: float, height: float) -> Image:
-  """Returns the image that `draw` creates on the given axes; width and height are in inches."""
+  """Calls `draw` with new axes of this width and height, in inches, and returns the image."""
   import matplotlib
   from matplotlib.figure import Figure
 

@@ -83,7 +83,9 @@ def hard_negatives(
   pairs = [pair for pair in pairs if not any(map(text_files.is_blank, pair))]
   corpus_texts = [*itertools.filterfalse(text_files.is_blank, corpus or ())]
   if not pairs or (corpus is not None and not corpus_texts):
-    raise errors.InputError("every pair contains a blank text, or the corpus is blank; add texts")
+    raise errors.InputError(
+      "every pair contains a blank text, or the corpus has only blank texts; add texts"
+    )
   queries, query_N = _distinct([query for query, _ in pairs])
   texts, row_T = _distinct([*corpus_texts, *(positive for _, positive in pairs), *queries])
   row_C, positive_N, itself_Q = np.split(row_T, np.cumsum([len(corpus_texts), len(pairs)]))

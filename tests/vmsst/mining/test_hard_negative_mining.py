@@ -168,7 +168,7 @@ def test_of_equally_near_documents_the_first_come_first():
 
 @pytest.mark.parametrize(("pairs", "corpus", "options", "message"), [
   ([("a", "b")], None, {"range_min": 5, "range_max": 7}, "range_max is 7; set it to at least 8"),
-  ([("a", "b")], [" "], {}, "the corpus is blank"),
+  ([("a", "b")], [" "], {}, "only blank texts"),
   ([("a", "\u200b")], None, {}, "every pair contains a blank text"),
   ([("a", "b")], None, {"count": 0}, "count is 0"),
   ([("a", "b")], None, {"range_min": -1}, "range_min is -1"),
