@@ -49,10 +49,10 @@ class LaserModel(base.BitextModel):
     - sum_t log p(y_t | y_<t, l_y, u(x)) / number of tokens
 
   u(x) is the maximum of the encoder's hidden states over the sentence x, and l_y is the language of
-  its translation y. A side is a translation target if its language is one of `target_languages`. A
-  pair with two target languages therefore counts in both directions, and a pair without a target
-  language is ignored. The metric `translations_per_example` is the mean number of translations per
-  pair.
+  its translation y. Each side of a pair whose language is one of `target_languages` is predicted
+  from the other side. A pair with two such sides is therefore used in both directions, and a pair
+  without such a side is ignored. The metric `translations_per_example` is the mean number of
+  translations per pair.
 
   Attributes:
     network: Encoder and decoder.
@@ -161,9 +161,10 @@ def translations(
     pairs: Both sides of each pair.
     is_target_B2: Whether a side is a translation target.
   """
-  # The first translation is from inputs to targets if possible, otherwise from targets to inputs.
-  # The second translation exists only if both sides are translation targets. Missing translations
-  # contain only padding, so they have no weight in the loss.
+  # The first translation is from inputs to targets if the targets are translation targets,
+  # otherwise from targets to inputs. The second translation exists only if both sides are
+  # translation targets. Missing translations contain only padding, so they have no weight in the
+  # loss.
   inputs_BT, targets_BT = pairs.tokens_B2T[:, 0], pairs.tokens_B2T[:, 1]
   padding_BT = jnp.zeros_like(inputs_BT)
   forward_B, backward_B = is_target_B2[:, 1], is_target_B2[:, 0]

@@ -1,14 +1,15 @@
 """The transformer encoder in BERT and its successors; the default options match BERT.
 
-One stack implements EMS (EMS paper, section III, with details from the released code) and several
-released encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5.
-`vmsst.formats.transformers` reads the options of released encoders from `config.json`. The encoder
-adds positions and token types itself, so that all encoders have the same inputs: token vectors and
-a mask.
+`TransformerEncoder` implements the encoder of EMS (EMS paper, section III, with details from the
+released code) and several released encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT,
+Qwen3, Gemma 3 and T5. `vmsst.formats.transformers` reads the options of released encoders from
+`config.json`. `TransformerEncoder` itself adds positions and token types to the token vectors, so
+that all encoders in this library have the same inputs: token vectors and a mask.
 
 Throughout this library, padding is at the end and has id 0. For models trained with a different
-padding id, such as 1 in XLM-R, the importer swaps two rows of the token table and sets
-`position_offset` to the row of the first position.
+padding id, such as 1 in XLM-R, the importer swaps the rows for this id and for id 0 in the token
+table. It also sets `position_offset` to the row of the position table that such a model uses for
+the first token.
 
 References: Devlin et al. 2019 (BERT), Conneau et al. 2020 (XLM-R), Song et al. 2020 (MPNet), Su et
 al. 2021 (rotary positions), Ainslie et al. 2023 (grouped queries), Warner et al. 2024 (ModernBERT).
