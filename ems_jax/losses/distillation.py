@@ -97,8 +97,8 @@ def monolingual_loss(
 
   loss_k = -sum_i column_ik (log softmax_n(source_nk)_i + log softmax_n(target_nk)_i)
 
-  As in equation 6, each side is compared only with itself in one direction, and each sentence is
-  one of its own candidates. The paper's TCM loss is lambda times `cross_lingual_loss` plus this
+  As in equation 6, the loss has only one direction per side, and the candidates for each sentence
+  include the sentence itself. The paper's TCM loss is lambda times `cross_lingual_loss` plus this
   loss (equation 7).
 
   Args:

@@ -94,7 +94,7 @@ class LaserModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss in nats per token, and metrics, without dropout if `dropout_rng` is None.
 
-    Metrics: loss, nll/translation (the same value under the metric name that decoder models share),
+    Metrics: loss, nll/translation (equal to the loss; all models with a decoder use this name),
     token_accuracy/translation (0 to 1, given the earlier tokens), translations_per_example (0 to
     2), tokens_per_example (real tokens on both sides). A batch without translations has a loss of
     0. The averaged metrics are NaN if no batch contains a translation.
@@ -159,7 +159,7 @@ def translations(
 
   Args:
     pairs: Both sides of each pair.
-    is_target_B2: Whether a side is a translation target.
+    is_target_B2: Whether each side is a translation target, a sentence in a target language.
   """
   # The first translation is from inputs to targets if the targets are translation targets,
   # otherwise from targets to inputs. The second translation exists only if both sides are

@@ -38,8 +38,7 @@ class EmsNetwork(nn.Module):
       embedding is omitted.
     num_languages: Number of rows in the language table, which lists languages in the order of
       `vmsst.languages`; traditional Chinese uses the row for simplified Chinese (footnote 4). The
-      paper's table (equation 2) has as many rows as the vocabulary, but only one row per language
-      is used.
+      paper's table (equation 2) has one row per vocabulary piece, but uses only one per language.
     share_embedding: Whether to use the token table as W_emb; the output of W_fc then has the
       table's width.
     xtr_layer_norm: Whether to apply layer norms to the language embedding and to the input of

@@ -7,9 +7,9 @@ This module splits W into two kernels, so that the product with z is computed on
   [z; h] W = h W_h + z W_s
 
 Logits over a large vocabulary take too much memory to keep for the backward pass. The loss is a
-weighted sum whose weights are known in advance, so the forward pass can compute the gradients as
-well, one chunk at a time. The backward pass only scales these gradients. At any time, logits exist
-for only a few sentences. The results are exact.
+weighted sum over tokens. Its weights are known in advance, so the forward pass can compute the
+gradients as well, for one chunk of sentences at a time. The backward pass only scales these
+gradients. At any time, logits exist for only a few sentences. The results are exact.
 
 Axes: `C` sentences per chunk, `N` chunks, `X` either the two axes `N C` or one merged axis (see
 `_Plan.rows`), `R` shards of the batch, `M` tokens per chunk, `c` sentences per chunk on one shard.
@@ -146,8 +146,9 @@ class _Plan(NamedTuple):
   def cut(self, x: jax.Array) -> jax.Array:
     """Returns [B, ...] reshaped to [N, C, ...].
 
-    Chunk i contains the sentences i, i + N, i + 2 N, ... Each device holds consecutive rows, so
-    every chunk contains the same number of rows from each device, and no row moves between devices.
+    Chunk i contains the sentences i, i + N, i + 2 N, ... Each device holds consecutive rows of the
+    batch, so every chunk contains the same number of rows from each device, and no row moves
+    between devices.
     """
     x = self.pad(x).reshape(self.sentences, self.chunks, *x.shape[1:]).swapaxes(0, 1)
     return self.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))

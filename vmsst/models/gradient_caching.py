@@ -71,9 +71,9 @@ def map_and_sum_slices(
       f"a batch of {size} rows does not divide into {slices} equal slices; use a divisor of {size}"
     )
 
-  # Slice s contains the rows s, s + slices, s + 2 slices, ... Each device holds consecutive rows,
-  # so every slice contains the same number of rows from each device, and no row moves between
-  # devices.
+  # Slice s contains the rows s, s + slices, s + 2 slices, ... Each device holds consecutive rows of
+  # the batch, so every slice contains the same number of rows from each device, and no row moves
+  # between devices.
   def cut(x: jax.Array) -> jax.Array:
     x = x.reshape(size // slices, slices, *x.shape[1:]).swapaxes(0, 1)
     return layouts.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))

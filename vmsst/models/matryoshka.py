@@ -9,7 +9,8 @@ Similarly, `LayersModel` computes the loss from the output of the full encoder a
 outputs of shorter encoders, which consist of its first layers. After training, you can keep only
 the first layers to make the encoder faster (`Encoder.truncate(4)`).
 
-References: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights); Li et al.
+References: Kusupati et al. 2022, Matryoshka Representation Learning (here with equal weights for
+  all sizes); Li et al.
 2024, 2D Matryoshka Sentence Embeddings.
 """
 

@@ -344,7 +344,7 @@ class EncoderLayer(nn.Module):
       x_BTD: Hidden states.
       bias: Float32 bias added to the logits, for positions and masks. If the config has local
         layers, this is a stack of two biases: one for global layers and one for local layers.
-      angle: Rotary angles, stacked in the same way.
+      angle: Rotary angles or None; with local layers, a stack of two arrays, as for `bias`.
       number: Index of the layer; required if the config has local layers or if `first_norm` is
         False.
     """
@@ -450,8 +450,8 @@ class TransformerEncoder(nn.Module):
   def _attention(self, mask_BT: Bool[Array, "B T"]) -> tuple[jax.Array | None, ...]:
     """Returns the attention bias, and the rotary angles or None.
 
-    If the config has local layers, each result is a stack of two arrays: one for global layers and
-    one for local layers.
+    If the config has local layers, the bias and the angles are each a stack of two arrays: one for
+    global layers and one for local layers.
     """
     cfg, length = self.config, mask_BT.shape[1]
     bias = t5.padding_bias(mask_BT)

@@ -221,8 +221,8 @@ class BitranslationNetwork(nn.Module):
       tokens_B: Tokens of the previous step; any tokens at the first step.
       languages_B: Languages, as in `decode`.
       sentence_BZ: Sentence vectors.
-      step: The generation step. The collection "cache" must be mutable, contain zeros at the first
-        step, and be passed from each step to the next.
+      step: The generation step. The Flax collection "cache" must be mutable, contain zeros at the
+        first step, and be passed from each step to the next.
     """
     embedded_B1D = self.embed(tokens_B[:, None])
     return self.decode(embedded_B1D, languages_B, sentence_BZ, step=step)[:, 0]
