@@ -10,8 +10,7 @@ outputs of shorter encoders, which consist of its first layers. After training, 
 the first layers to make the encoder faster (`Encoder.truncate(4)`).
 
 References: Kusupati et al. 2022, Matryoshka Representation Learning (here with equal weights for
-  all sizes); Li et al.
-2024, 2D Matryoshka Sentence Embeddings.
+all sizes); Li et al. 2024, 2D Matryoshka Sentence Embeddings.
 """
 
 import dataclasses
