@@ -86,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
   """Runs the `t5x` command. An error that the user can fix becomes a message and exit status 1.
 
-  Without `arguments`, it uses the arguments of this process, and re-executes it with huge pages.
+  If `arguments` is omitted, this function uses the arguments of this process and re-executes the
+  process with huge pages.
   """
   owns_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -99,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     devices.enable_compilation_cache()
     if owns_process:
       _restart_with_huge_pages()
-    # Gin files import the user's task modules. The folder comes last, so that a user's file never
-    # hides a library.
+    # Gin files import the user's task modules, so add the current folder to `sys.path`. Add it at
+    # the end, so that a user's file never hides a library.
     sys.path.append(os.getcwd())
     from vmsst.io import progress_bar  # a slow import that `--help` does not need
 
@@ -182,8 +183,8 @@ def _run(options: argparse.Namespace) -> None:
         seqio.set_tfds_data_dir_override(options.tfds_data_dir)
       if options.seqio_additional_cache_dirs:
         seqio.add_global_cache_dirs(options.seqio_additional_cache_dirs.split(","))
-      # Gin files bind `__main__.<function>`. All three functions are registered, so that `t5x eval`
-      # can parse the gin files of a training run.
+      # Gin files bind `__main__.<function>`. The functions for training, evaluation and inference
+      # are all registered, so that `t5x eval` can parse the gin files of a training run.
       for function in functions.values():
         setattr(sys.modules["__main__"], function.__name__, function)
         gin.register(function, "__main__")

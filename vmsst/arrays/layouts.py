@@ -48,8 +48,9 @@ def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
 def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
   """Returns the mesh axes over which the current rules shard each logical axis of an array.
 
-  The tuple for an axis is empty if the axis is not sharded, if its size is not divisible by the
-  size of the mesh axes, or if no mesh was entered with `jax.set_mesh`.
+  The result contains a tuple of mesh axes for each logical axis. The tuple is empty if the logical
+  axis is not sharded, if its size is not divisible by the size of the mesh axes, or if no mesh was
+  entered with `jax.set_mesh`.
 
   Args:
     **sizes: Size of each logical axis.

@@ -42,7 +42,7 @@ def align(
     engine: Where to align (default: in this process).
 
   Raises:
-    InputError: a text cannot be read, or the documents in source and target do not match.
+    InputError: If a text cannot be read, or the documents in source and target do not match.
   """
   is_folder = lists or storage.path(source).is_dir()
   names, documents, inputs = [], [], {"encoder": encoder.identity}
@@ -65,7 +65,7 @@ def align(
       "one translation for each document"
     )
   start, end = alignment_files.frame(options["format"], options["languages"])
-  # In a single output file, all documents share one frame.
+  # A single output file has one header and one footer for all documents.
   frame = (start, end) if is_folder else ("", "")
   align_documents = functools.partial(_align_documents, encoder, options, frame)
   with job.Job(out, inputs=inputs, options=options, is_folder=is_folder) as align_job:

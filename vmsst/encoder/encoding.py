@@ -51,7 +51,8 @@ def encode(
 def identity(encoder: Any, name: str) -> dict[str, str]:
   """Returns an encoder's identity as a JSON object: `name`, and `digest` and `prompt` if set.
 
-  Stored results with a different digest come from a different encoder; see `vmsst.io.manifest`.
+  If stored results contain a different digest, a different encoder computed them; see
+  `vmsst.io.manifest`.
 
   Args:
     encoder: An object with `encode(texts)`. If the object has the attribute `digest`, as `Encoder`
@@ -171,7 +172,7 @@ class EncoderSource:
   Attributes:
     identity: See the function `identity`.
     load: Function that loads the encoder in a different process, and returns the encoder's name and
-      the encoder; None if only this process can use the encoder.
+      the encoder. `load` is None if only this process can use the encoder.
     options: Options for each call to `encode`.
   """
 

@@ -7,7 +7,7 @@
     starting_encoders.normalize.checkpoint = %INITIAL_CHECKPOINT_PATH
 
 Without these settings, a run that starts from LaBSE would use mean pooling instead of the first
-token, and a run that starts from E5 would lose its prompts.
+token, and a run that starts from E5 would not scale its vectors to length 1.
 """
 
 import dataclasses

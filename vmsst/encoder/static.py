@@ -46,7 +46,8 @@ def distill_static(
       `Encoder.trim`.
 
   Raises:
-    InputError: If the encoder has no tokenizer.json, or if `words` or `trim` is used without texts.
+    InputError: If the encoder has no tokenizer.json, or if `words` or `trim` is passed without
+      `texts`.
   """
   errors.as_integer("dimensions", dimensions, maximum=encoder.dimension)
   errors.as_integer("words", words, minimum=0)
@@ -78,8 +79,8 @@ def distill_static(
     count_V = 1 / np.arange(2, len(ids) + 2)
   table_VS *= (_SIF / (_SIF + count_V / max(1, count_V.sum())))[:, None].astype(np.float32)
   if vocabulary.unk_id is not None:
-    # Some packages do not skip unknown tokens. Because the unknown token's vector is zero, their
-    # sentence vectors still have the same direction.
+    # Some packages do not leave unknown tokens out of the mean. If the unknown token's vector is
+    # zero, it makes the mean shorter, but does not change its direction.
     table_VS[vocabulary.unk_id] = 0
   network = sentence_encoder.SentenceEncoder(
     static.StaticConfig(len(ids), dimensions), dimensions, head=False, normalize=True

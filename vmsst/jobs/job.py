@@ -90,7 +90,8 @@ class Job:
         options. Each old file stays until a task replaces it.
     """
     self._output, self._is_folder, self._replace = os.fspath(output), is_folder, replace
-    # JSON turns tuples into lists. The record must equal the one that a rerun reads from the file.
+    # A rerun compares its record with the record that it reads from the JSON file. JSON turns
+    # tuples into lists, so convert the record to JSON and back.
     self._record = msgspec.json.decode(
       msgspec.json.encode(manifest.Record(dict(inputs), dict(options)), enc_hook=str),
       type=manifest.Record,
@@ -106,7 +107,7 @@ class Job:
     """Locks the output and reads its record.
 
     Raises:
-      InputError: another process is writing the output, the folder contains files that no job
+      InputError: If another process is writing the output, the folder contains files that no job
         wrote, or the folder belongs to a job with different inputs or options.
     """
     with contextlib.ExitStack() as stack:
@@ -226,7 +227,7 @@ class Job:
       The facts about each task's file.
 
     Raises:
-      InputError: a task failed. The files from finished tasks are kept.
+      InputError: If a task failed. The files from finished tasks are kept.
     """
     engine = engine or engines.Local()
     unfinished = [task for task in tasks if self.done(task.name, task.key) is None]

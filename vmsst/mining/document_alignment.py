@@ -5,9 +5,9 @@ sentences. Computation time is linear in the length of the documents, as in Veca
 Koehn, 2019).
 
 Axes: `G` indexes the sizes, from 1, of groups of consecutive sentences; `I` and `J` index source
-and target sentences. A position is a sentence boundary in each document, and all positions form a
-table. `A` indexes the table's antidiagonals, `B` the antidiagonals in a block, `W` the positions in
-an antidiagonal's search window, and `S` the steps from one position to the next.
+and target sentences. A position is a pair of sentence boundaries, one in each document. All
+positions form a table. `A` indexes the table's antidiagonals, `B` the antidiagonals in a block, `W`
+the positions in an antidiagonal's search window, and `S` the steps from one position to the next.
 """
 
 import itertools
@@ -33,8 +33,8 @@ _BLOCK = 64
 _FIRST_DELETION = 0.65
 # Number of texts to encode at once.
 _WINDOW = 1 << 14
-# Variance of the length difference per character (Gale and Church, 1993), and the weight of d² in
-# the cost.
+# Variance of the length difference per character (Gale and Church, 1993), and the weight of the
+# squared difference in the cost of an alignment.
 _VARIANCE, _LENGTH_COST = 6.8, 0.06
 
 
@@ -193,19 +193,21 @@ def align_groups(
       weight * (1 - cos(x, y)) / norm(x, y) + 0.06 * d²,
 
   where weight is a * b - (a - 1) * (b - 1) / 2, norm is the mean distance from x and y to all
-  groups in the opposite document, and d is the length difference in standard deviations. Because of
-  the norm, the first term averages 1 for random pairs of sentences. In Vecalign, the cost is the
-  first term alone. This function differs from Vecalign in four ways:
+  groups in the opposite document, and d is the length difference in standard deviations. Division
+  by the norm makes the first term 1 on average for random pairs of sentences. The cost is based on
+  Vecalign, but differs in four ways:
 
-  * Each document's mean vector is subtracted from its vectors. This removes properties that all
-    sentences in the document share, such as the language.
-  * Differences in length add to the cost, as in Gale and Church (1993). They can reveal a missing
-    or additional clause even if the clause hardly changes the vector.
-  * The cost of a deletion depends on the median cost in a first alignment of single sentences.
-    Vecalign uses a percentile of the costs of randomly sampled pairs, but in short documents the
-    sample contains translations.
-  * The weight is less than a * b if a and b both exceed 1, because translators move content from
-    one sentence to the next.
+  * Each document's mean vector is subtracted from the document's vectors. The subtraction removes
+    properties that all sentences in the document share, such as the language.
+  * The second term increases the cost if the lengths differ, as in Gale and Church (1993). Vecalign
+    lacks this term. A difference in length can reveal a missing or additional clause even if the
+    clause hardly changes the vector.
+  * The cost of a deletion, that is, of a sentence without a translation, depends on the median cost
+    in a first alignment of single sentences. Vecalign instead uses a percentile of the costs of
+    randomly sampled pairs, which are supposed to be unrelated. In short documents, however, many of
+    the sampled pairs are translations.
+  * In Vecalign, the weight is a * b. Here, the weight is lower if a and b both exceed 1. Such
+    groups are often correct, because translators move content from one sentence to the next.
 
   Args:
     source: Groups of up to `max_size` - 1 sentences of the source document, after `center`. The
@@ -260,7 +262,8 @@ def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
     row_1N = np.arange(len(sum_ND))[None]
     halves.append(Groups(exact_search.unit_rows(sum_ND), row_1N, np.zeros(len(sum_ND))))
   path_P2, _ = _search(*halves, window=_window(*halves), steps=[(1, 1)], deletion=_FIRST_DELETION)
-  # The order of consecutive deletions is arbitrary, so the window crosses them in a straight line.
+  # The coarse alignment contains consecutive deletions in an arbitrary order, so the window crosses
+  # them in a straight line.
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   ends_P = np.append(is_pair_P, True) | np.insert(is_pair_P, 0, True)
   path_P2 = np.minimum(2 * path_P2[ends_P], [n, m])

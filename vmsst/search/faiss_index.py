@@ -54,10 +54,10 @@ _TINY = 1e-12  # Below this squared length (or above 1 / _TINY), float32 loses p
 def training_rows(factory: str) -> int:
   """Returns the training sample size for a factory string, or 0 if no training is needed.
 
-  Codes are `Flat` (float32), `SQfp16`, `SQ8` (one byte per dimension), `RaBitQ` (one bit per
-  dimension) and `PQ64` (64 bytes). `IVF` with a number of lists may precede the code, and `OPQ`,
-  `PCA`, `PCAR` or `RR` may come first. Other strings are not supported, because FAISS either cannot
-  fill such an index in shards or cannot search a subset of its vectors.
+  The supported codes are `Flat` (float32), `SQfp16`, `SQ8` (one byte per dimension), `RaBitQ` (one
+  bit per dimension) and `PQ64` (64 bytes). `IVF` with a number of lists may precede the code, and
+  `OPQ`, `PCA`, `PCAR` or `RR` may come first. Other strings are not supported, because FAISS either
+  cannot fill such an index in shards or cannot search a subset of its vectors.
 
   Raises:
     InputError: If the string is not supported.
@@ -92,8 +92,8 @@ def default_factory(count: int, dimension: int) -> str:
 
 def library() -> Any:
   """Returns the `faiss` module; raises InputError if the module is not installed."""
-  # FAISS's threads synchronize thousands of times. With active waiting, idle threads take CPU time
-  # from busy threads.
+  # FAISS's threads wait for each other thousands of times. By default, waiting threads keep their
+  # cores busy and take CPU time from the threads that they wait for.
   os.environ.setdefault("OMP_WAIT_POLICY", "passive")
   with errors.requires("faiss", "an index"):
     import faiss
@@ -353,7 +353,8 @@ def _inverted_file(index: Any) -> Any:
 def _train_briefly(index: Any, ivf: Any) -> None:
   """Shortens code training, which takes an hour on two cores with FAISS's defaults.
 
-  Candidates are compared exactly, so slightly better codes would change little.
+  Longer training would give slightly better codes. This would hardly change the search results,
+  because the codes only select candidates, which are then compared exactly.
   """
   faiss = library()
   if isinstance(index, faiss.IndexPreTransform):
