@@ -30,8 +30,8 @@ COMMANDS = {
   "infer": ("infer", "infer", "write predictions, scores or embeddings of a task"),
 }
 
-# A command ends after this many minutes without progress. Compiling a training step takes less
-# time.
+# If a command makes no progress for this many minutes, it ends. Compiling a training step counts as
+# no progress, but takes less time.
 _PATIENCE = 60.0
 
 _EPILOG = """\
@@ -115,8 +115,8 @@ def _restart_with_huge_pages() -> None:
   """Re-executes this process (same PID) with GLIBC_TUNABLES set to request huge pages.
 
   On CPUs, XLA allocates its temporary memory again in every step. With pages of 4 KiB, the
-  allocation takes up to a third of the step's CPU time. The function does nothing outside Linux, or
-  if GLIBC_TUNABLES is set, even to an empty value.
+  allocation takes up to a third of the step's CPU time. This function does nothing outside Linux,
+  or if GLIBC_TUNABLES is set, even to an empty value.
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
@@ -201,7 +201,8 @@ def _run(options: argparse.Namespace) -> None:
       gc.enable()
       gin.get_configurable(functions[options.command])()
   except (InputError, TypeError, RuntimeError) as error:
-    # Remove the hints that gin appends. A missing gin binding appears as a missing argument.
+    # Remove the hints that gin appends to error messages. If a gin binding is missing, the message
+    # is about a missing argument.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()
     unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
     if options.verbose or not (unset or isinstance(error, InputError)):

@@ -1,6 +1,6 @@
 """Turns functions into subcommands. Options are described only in signatures and docstrings.
 
-A keyword-only parameter becomes an option, any other parameter a positional argument. The
+A keyword-only parameter becomes an option. Any other parameter becomes a positional argument. The
 annotation controls how the value is parsed, and the docstring provides the text of `--help`. A
 parameter annotated with a dataclass becomes a group of options, one for each field. Several
 commands share these dataclasses.

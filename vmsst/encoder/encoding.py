@@ -166,8 +166,8 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
 class EncoderSource:
   """Opens an encoder in any process.
 
-  If a process does not have the encoder yet, the process loads it, and keeps it in memory until it
-  loads a different encoder.
+  If a process does not have the encoder yet, the process loads the encoder, and keeps it in memory
+  until a different encoder is loaded.
 
   Attributes:
     identity: See the function `identity`.

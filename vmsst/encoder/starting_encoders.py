@@ -1,13 +1,15 @@
 """Functions for gin files that return the settings a run inherits from its starting encoder.
 
+For example, these lines in a gin file set the pooling and the normalization:
+
     sentence_encoder.SentenceEncoder:
       pooling = @starting_encoders.pooling()
       normalize = @starting_encoders.normalize()
     starting_encoders.pooling.checkpoint = %INITIAL_CHECKPOINT_PATH
     starting_encoders.normalize.checkpoint = %INITIAL_CHECKPOINT_PATH
 
-Without these settings, a run that starts from LaBSE would use mean pooling instead of the first
-token, and a run that starts from E5 would not scale its vectors to length 1.
+Without these lines, a run that starts from LaBSE would use mean pooling instead of the first token,
+and a run that starts from E5 would not scale its vectors to length 1.
 """
 
 import dataclasses

@@ -8,7 +8,8 @@
 
 `embed_span(encoder, path, span)` writes a file to `path`, and can return facts about the file. The
 function must write the same bytes wherever and however often it runs. A later run of the same job
-repeats a task only if its file is missing or has changed, or if the inputs or options have changed.
+repeats a task only if the task's file is missing or has changed, or if the inputs or options have
+changed.
 """
 
 import contextlib
@@ -227,7 +228,7 @@ class Job:
       The facts about each task's file.
 
     Raises:
-      InputError: If a task failed. The files from finished tasks are kept.
+      InputError: If a task fails. The files from finished tasks are kept.
     """
     engine = engine or engines.Local()
     unfinished = [task for task in tasks if self.done(task.name, task.key) is None]

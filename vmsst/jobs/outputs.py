@@ -149,8 +149,9 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
 def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
   """Locks an output, so that no other process or thread writes it.
 
-  A thread can lock the same output several times, because a command and the functions that it calls
-  both lock it. If the output folder is new and still empty at the end, it is removed.
+  A thread can lock the same output several times, because a command and the functions that the
+  command calls both lock the output. If the output folder is new and still empty at the end, the
+  folder is removed.
 
   Args:
     output: The output. Objects of a store, devices, pipes and standard streams are not locked.

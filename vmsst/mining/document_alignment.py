@@ -284,8 +284,8 @@ def _search(
   Args:
     source: Groups of the source document.
     target: Groups of the target document.
-    window: As returned by `_window`. The first position grows by 0 or 1 from one antidiagonal to
-      the next.
+    window: As returned by `_window`. The window's first target position grows by 0 or 1 from one
+      antidiagonal to the next.
     steps: Sizes of aligned groups.
     deletion: Cost of a sentence without a translation.
   """
@@ -318,8 +318,8 @@ def _search(
     (row_GI, index_i), (row_GJ, index_j) = rows
     vector_GID, vector_GJD = source.vector_FD[row_GI], target.vector_FD[row_GJ]
     for number, (a, b) in enumerate(steps):
-      # The minimum distance makes small groups cheaper than large groups, even if the two documents
-      # are identical.
+      # Without a minimum distance, small groups would not be cheaper than large groups if the two
+      # documents are identical.
       distance_IJ = np.maximum(1 - vector_GID[a - 1] @ vector_GJD[b - 1].T, 0.02)
       distance_IJ /= (norms[0][row_GI[a - 1], None] + norms[1][row_GJ[b - 1]]) / 2
       is_valid_BW = exists_BW & (i_BW >= a) & (j_BW >= b)
@@ -329,8 +329,8 @@ def _search(
       cost_BSW[:, number][is_valid_BW] = (a * b - (a - 1) * (b - 1) / 2) * distance_IJ[
         index_i[is_valid_BW], index_j[is_valid_BW]
       ] + _LENGTH_COST * (length_i - length_j) ** 2 / variance
-    # Flat index in `total_AW` of the position where each step starts, for the window's first
-    # position.
+    # For each step to the window's first position on each antidiagonal, the position where the step
+    # starts, as a flat index in `total_AW`.
     previous_BS = antidiagonal_B[:, None] - size_S
     column_BS = (
       pad + low_A[antidiagonal_B, None] - step_S2[:, 1] - low_A[np.maximum(previous_BS, 0)]

@@ -68,9 +68,9 @@ def hard_negatives(
 
   Yields:
     Dictionaries in the FlagEmbedding format: "query" is a text, "pos" is a list with one positive,
-    and "neg" is a list of negatives, nearest first. If you pass other `roles`, the keys are
-    "anchor", "positive" and "negative". With a teacher, "pos_scores" and "neg_scores" contain the
-    teacher's scores.
+    and "neg" is a list of negatives, nearest first. If `roles` differs from the default, the keys
+    are "anchor", "positive" and "negative". With a teacher, "pos_scores" and "neg_scores" contain
+    the teacher's scores.
 
   Raises:
     InputError: If an argument is invalid, no pair has two nonblank texts, or every text in the

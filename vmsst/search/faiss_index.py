@@ -1,8 +1,8 @@
 """FAISS indexes: approximate nearest neighbors with exact cosines.
 
-An index finds candidates by their compressed codes. The search then reads the candidates' vectors
-and compares them exactly, as in `exact_search`. Scores are therefore exact, but the search misses
-any neighbor that is not a candidate.
+An index stores a compressed code for each vector. The search uses the codes to find candidates,
+then reads the candidates' vectors and compares them exactly with the query, as in `exact_search`.
+Scores are therefore exact, but the search misses any neighbor that is not a candidate.
 
 A factory string such as `OPQ64,IVF65536,PQ64` names a rotation, the number of inverted lists, and
 the code that compresses each vector. Vectors are scaled to length 1, so FAISS's inner products
