@@ -34,8 +34,8 @@ def align(
     out: Output file. If the source is a list or a folder, an output folder that gets one file per
       document pair.
     encoder: The encoder.
-    options: "format" (see `alignment_files.lines`); "split", which contains the language codes of
-      both texts if lines are to be split into sentences, or None; and the options of
+    options: "format" (see `alignment_files.lines`); "split", which is a pair of language codes if
+      lines are to be split into sentences, otherwise None; and the options of
       `document_alignment.align`.
     marker: Line that separates the documents in a text file.
     lists: Whether source and target list documents.

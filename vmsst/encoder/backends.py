@@ -43,8 +43,8 @@ Batch = tuple[np.ndarray, np.ndarray]
 def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   """Returns the name of the backend that runs a network fastest on this machine.
 
-  On accelerators and for bfloat16, JAX is fastest. On CPUs, ONNX Runtime is faster than JAX. It is
-  returned if it is installed and supports the network; otherwise, JAX is returned.
+  On accelerators and for bfloat16, JAX is fastest. On CPUs, ONNX Runtime is fastest if it is
+  installed and supports the network. In all other cases, the result is JAX.
   """
   has_graph = isinstance(network.config, onnx.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:

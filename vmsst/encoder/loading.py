@@ -255,7 +255,7 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
 
   Args:
     parameters: A `checkpoint_<step>` folder or the `model.safetensors` of an export. In a
-      sentence-transformers export, tensors have the same names as in transformers.
+      sentence-transformers export, the tensors have the names that transformers uses.
     network: The network to restore.
 
   Returns:

@@ -75,7 +75,7 @@ class Translator:
     """Returns one sentence in `language` for each input, generated from the input's vector.
 
     The input's vector is the mean of its semantic latent. In the translation terms of the training
-    loss, this vector is the decoder's only input, too. The other arguments are as in `generate`.
+    loss, this vector is also the decoder's only input. The other arguments are as in `generate`.
 
     Raises:
       TypeError: If an item is not a string. The message shows the item.

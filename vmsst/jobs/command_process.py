@@ -52,8 +52,8 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
 
   Args:
     name: Name of the command, for messages.
-    owns_process: Whether the process was started for the command. If not, its signal handlers are
-      restored at the end.
+    owns_process: Whether the process was started for the command. If not, the process's signal
+      handlers are restored at the end.
 
   Yields:
     The state of the command. `status` is the exit status at the end. The command can set `hint` to
@@ -86,8 +86,8 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
     print(end="", flush=True)
   except OSError as unwritten:
     error = error or unwritten
-    # When Python exits, it flushes the rest of the output again, which would fail again. Send that
-    # output to the null device instead.
+    # When Python exits, it tries again to flush the output that is left in the buffer. Send this
+    # output to the null device, so that the second attempt does not fail, too.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   if signals or isinstance(error, KeyboardInterrupt):
     number = signal.Signals(signals[-1] if signals else signal.SIGINT)

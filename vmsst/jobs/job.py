@@ -35,8 +35,8 @@ class Task(msgspec.Struct, frozen=True):
   """One function call, which writes one file of a job.
 
   Attributes:
-    name: Path of the file, relative to the job's folder. Files in `.vmsst/` are intermediate files;
-      the job removes them when it is finished.
+    name: Path of the file, relative to the job's folder. Files in `.vmsst/` are intermediate files,
+      which are removed when the job is finished.
     arguments: Arguments of the function; must be picklable.
     key: JSON value that identifies inputs that only this task reads. A rerun compares the key, the
       task's name, and the job's inputs and options with the record.
@@ -219,8 +219,9 @@ class Job:
 
     Args:
       title: Name of the step in messages and in the progress bar.
-      function: Called as `function(path, *task.arguments)`. Writes the file, and can return facts
-        about it. Must be picklable for engines with several processes.
+      function: Function that writes the file of a task, and can return facts about the file. It is
+        called as `function(path, *task.arguments)`, and must be picklable for engines with several
+        processes.
       tasks: All tasks of the step.
       engine: Where to run the tasks (default: in this process).
 

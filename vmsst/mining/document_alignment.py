@@ -4,10 +4,11 @@ Sentences are in the same order in both documents, but translators may split, jo
 sentences. Computation time is linear in the length of the documents, as in Vecalign (Thompson and
 Koehn, 2019).
 
-Axes: `G` indexes the sizes, from 1, of groups of consecutive sentences; `I` and `J` index source
-and target sentences. A position is a pair of sentence boundaries, one in each document. All
-positions form a table. `A` indexes the table's antidiagonals, `B` the antidiagonals in a block, `W`
-the positions in an antidiagonal's search window, and `S` the steps from one position to the next.
+Axes: `G` indexes the sizes of groups of consecutive sentences, starting with size 1; `I` and `J`
+index source and target sentences. A position is a pair of sentence boundaries, one in each
+document. All positions form a table. `A` indexes the table's antidiagonals, `B` the antidiagonals
+in a block, `W` the positions in an antidiagonal's search window, and `S` the steps from one
+position to the next.
 """
 
 import itertools
@@ -28,8 +29,8 @@ _FULL = 300 * 300
 _RADIUS = 16
 # Number of antidiagonals in a block. The costs in a block are computed together.
 _BLOCK = 64
-# Cost of a deletion in the first pass, before the typical cost of a translation is known. A random
-# pair costs 1.
+# Cost of a deletion in the first pass, before the typical cost of a translation is known. For
+# comparison, a random pair costs 1.
 _FIRST_DELETION = 0.65
 # Number of texts to encode at once.
 _WINDOW = 1 << 14
@@ -168,8 +169,9 @@ def center(*documents: Groups) -> None:
     _normalize(x.vector_FD)
   sums = [x.vector_FD[x.row_GN[0]].sum(axis=0) for x in documents]
   counts = [len(x.length_N) + 1 for x in documents]
-  # In a short document, the mean is too close to each sentence vector. To prevent this, add one
-  # pseudo-sentence to each document: the mean of the other document.
+  # In a short document, the mean is so close to each sentence vector that subtracting the mean
+  # would remove much of the sentence's meaning. To prevent this, compute the mean as if the mean of
+  # the other document were one more sentence of this document.
   for x, count, sum_D, other_sum_D, other_count in zip(
     documents, counts, sums, sums[::-1], counts[::-1], strict=True
   ):
@@ -210,8 +212,8 @@ def align_groups(
     groups are often correct, because translators move content from one sentence to the next.
 
   Args:
-    source: Groups of up to `max_size` - 1 sentences of the source document, after `center`. The
-      document must not be empty.
+    source: Groups of up to `max_size` - 1 sentences of the source document, with vectors that
+      `center` has processed. The document must not be empty.
     target: Groups of the target document, with the same requirements.
     max_size: As in `align`.
     deletion: As in `align`.
@@ -223,8 +225,8 @@ def align_groups(
   )
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   i_P, j_P = path_P2[1:][is_pair_P].T - 1
-  # Use the median length ratio of the pairs, because untranslated text distorts the ratio of total
-  # lengths.
+  # Use the median length ratio of the aligned pairs, because sentences without a translation
+  # distort the ratio of the documents' total lengths.
   ratio_P = target.length_N[j_P] / source.length_N[i_P]
   typical, ratio = (np.median(x) if len(x) else 1.0 for x in (cost_P[is_pair_P], ratio_P))
   deletion = typical + deletion * (1 - typical)

@@ -286,8 +286,8 @@ def no_neighbors(count: int, k: int) -> Neighbors:
 def merge(best: Neighbors, rows: np.ndarray | slice, new: Neighbors, start: int) -> None:
   """Merges new neighbors for some rows into the best neighbors so far, in place.
 
-  `start` is added to the row numbers of the new neighbors. The resulting row numbers must exceed
-  all earlier row numbers.
+  `start` is added to the row numbers of the new neighbors. The sums must exceed the row numbers of
+  all earlier neighbors.
   """
   score_RL = np.concatenate([best.score_NK[rows], new.score_NK], axis=1)
   index_RL = np.concatenate([best.index_NK[rows], start + new.index_NK], axis=1)

@@ -39,8 +39,8 @@ _FLAT_BELOW = 20_000
 _BITS_BELOW, _BITS_FROM = 10_000_000, 256
 _MOST_PARTS = 64  # Maximum bytes per vector in the default PQ code.
 _LEAST_PROBES = 32
-# Training vectors per centroid (FAISS asks for at least 39 and uses at most 256), and the minimum
-# number of training vectors.
+# Number of training vectors per k-means centroid (FAISS asks for at least 39 and uses at most 256),
+# and minimum number of training vectors in total.
 _PER_CENTROID, _AT_LEAST = 64, 1 << 16
 # Code training: rotation iterations, k-means iterations, and training vectors per code word.
 _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
@@ -74,12 +74,12 @@ def default_factory(count: int, dimension: int) -> str:
 
   For fewer than 20,000 vectors, the default is `Flat`, an exact search. Larger indexes have
   inverted lists. The number of lists is the smallest power of two that is at least 4 sqrt(count),
-  such as 4,096 for a million vectors and 65,536 for 100 million.
+  for example, 4,096 for a million vectors and 65,536 for 100 million.
 
-  For fewer than 10 million vectors, the code is `RaBitQ` after a random rotation, because `RaBitQ`
-  is faster and more accurate than `PQ` at this size. For 10 million vectors or more, and for
-  vectors with fewer than 256 dimensions, the code is `PQ` with 64 bytes after an `OPQ` rotation, as
-  in CCMatrix. If 64 does not divide the width, PQ uses the largest divisor below 64.
+  The code is `RaBitQ` after a random rotation if there are fewer than 10 million vectors and they
+  have at least 256 dimensions, because `RaBitQ` is faster and more accurate than `PQ` in this case.
+  Otherwise, the code is `PQ` with 64 bytes after an `OPQ` rotation, as in CCMatrix. If the width of
+  the vectors is not a multiple of 64, the number of bytes is the width's largest divisor below 64.
   """
   if count < _FLAT_BELOW:
     return "Flat"
