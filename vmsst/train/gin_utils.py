@@ -36,7 +36,7 @@ _RUNTIME = "vmsst.train"
 # Replaces gin's reader for files in Python packages. Gin's reader logs an error for every search
 # path that does not contain the file. It also fails if a gin file includes `data/files.gin` and the
 # working directory has a folder `data` that is not a Python package. Gin has no public function for
-# replacing a reader.
+# replacing its reader.
 gin.config._FILE_READERS[:] = [
   (open, os.path.isfile),
   (lambda path: io.StringIO(input_files.read_bytes(path).decode()), storage.is_file),
@@ -86,8 +86,8 @@ def parse_gin_flags(
   for file in gin_files:
     with _gin_errors(file):
       gin.parse_config_file(file)
-  # Gin would accept a misspelled macro on the command line, so accept only macros that the gin
-  # files define.
+  # Gin would silently accept a misspelled macro name on the command line. Therefore, accept only
+  # macros that the gin files define.
   macros = {scope for scope, selector in bindings() if selector == "gin.macro"}
   for reference in gin.config.iterate_references(bindings()):
     if reference.selector == "gin.macro":
