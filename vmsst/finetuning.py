@@ -2,8 +2,9 @@
 
 `finetune` builds a model, batches and an optimizer, and runs the training. `gin/finetune.gin`
 builds the model and the optimizer with the same functions. Fine-tuning does not import TensorFlow,
-seqio or gin. `vmsst finetune --help` shows the signature and the docstring of `finetune`. So that
-it starts quickly, the functions in this module import their dependencies when they are called.
+seqio or gin. `vmsst finetune --help` shows the signature and the docstring of `finetune`. To make
+this command start quickly, the functions in this module import their dependencies only when they
+are called.
 """
 
 import dataclasses
@@ -237,7 +238,7 @@ def finetune(
       starting_encoders.with_options(network, dropout_rate=0.1, dtype=dtype, scan_layers=True)
       for dtype in (compute_dtype, "float32")
     ]
-    # Row-wise updates do not work for EMS. It predicts tokens with the token table, so every row of
+    # Do not use row-wise updates for EMS. EMS predicts tokens with the token table, so every row of
     # the table has a gradient.
     row_wise = isinstance(networks[0].config, StaticConfig) and "ems" not in objectives
     train_model, saved_model = (

@@ -1,10 +1,10 @@
 """Reads and writes users' files, on this machine or in an object store (`gs://`, `s3://`).
 
 This module accesses object stores through fsspec. Each kind of store requires an extra
-(`vmsst[gcs]`, `vmsst[s3]`). A store has no folders and cannot rename objects, so an unfinished
-group of files cannot be renamed when it is complete. However, an object becomes visible only when
-it is complete. The object of a group that is written last therefore marks the whole group as
-complete.
+(`vmsst[gcs]`, `vmsst[s3]`). A store has no folders and cannot rename objects, so a group of objects
+cannot be written under a temporary name and renamed when it is complete. However, a single object
+becomes visible only when it is complete. Therefore, the object of a group that is written last
+marks the whole group as complete.
 
 Import this module before etils.epath opens a URL. The import makes epath use fsspec instead of
 TensorFlow. Orbax accesses files through epath, so Orbax and this library then see the same files.
@@ -155,8 +155,8 @@ def matches(pattern: str) -> list[str]:
   """Returns the absolute paths of the files that match a shell pattern, sorted.
 
   In a pattern, `**` matches any number of folders, and `~` is the home folder. If a file has
-  exactly the name given as the pattern, only this file matches. For example, the pattern `news
-  [2024].tsv` matches the file `news [2024].tsv`.
+  exactly the name given as the pattern, only this file matches. Therefore, a file name with
+  brackets, such as `a[1].tsv`, is a valid pattern for the file itself.
   """
   if glob.has_magic(pattern) and is_file(os.path.expanduser(pattern)):
     return [absolute(os.path.expanduser(pattern))]

@@ -33,7 +33,7 @@ from vmsst.jobs import outputs
 _RUNTIME = "vmsst.train"
 
 
-# Replaces gin's reader for files in Python packages. Gin's reader logs an error for every search
+# Replace gin's reader for files in Python packages. Gin's reader logs an error for every search
 # path that does not contain the file. It also fails if a gin file includes `data/files.gin` and the
 # working directory has a folder `data` that is not a Python package. Gin has no public function for
 # replacing its reader.

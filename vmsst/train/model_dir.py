@@ -84,8 +84,8 @@ def summarize_run(
 ) -> None:
   """Writes the run's `config.gin`, `encoder.json` and vocabulary file to `model_dir`.
 
-  The function first calls `summarize_gin_config` from the T5X runtime in use, either upstream or
-  bundled, which writes `config.gin`.
+  To write `config.gin`, the function calls `summarize_gin_config` from the T5X runtime in use,
+  either upstream or bundled.
 
   Args:
     model_dir: The run's folder.

@@ -1,8 +1,8 @@
 """Optimizers and learning-rate schedules.
 
-As in T5X, an optax optimizer uses the learning rate in its own configuration. The trainer has a
-separate learning-rate schedule, which it only reports in the metrics. gin/runs/train.gin sets both
-learning rates to the macro SCHEDULE:
+As in T5X, an optax optimizer uses the learning rate in its own configuration. The trainer also has
+a learning-rate schedule, but with an optax optimizer, this schedule only determines the learning
+rate that is shown in the metrics. gin/runs/train.gin sets both to the macro SCHEDULE:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
@@ -174,8 +174,8 @@ def create_learning_rate_scheduler(
 
   * constant: base_learning_rate,
   * linear_warmup: min(1, t / w); in this factor and the next three, w is at least 1,
-  * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); it includes the
-    constant and the warm-up, so use it alone,
+  * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); this formula includes
+    the constant and the warm-up, so do not combine it with other factors,
   * rsqrt_decay: 1 / sqrt(max(t, w)),
   * rsqrt_normalized_decay: sqrt(w / max(t, w)),
   * decay_every: decay_factor ** floor(t / steps_per_decay),

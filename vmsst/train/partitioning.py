@@ -163,8 +163,8 @@ class PjitPartitioner:
     If a collection of model variables has no logical axes, its arrays are replicated.
 
     Raises:
-      InputError: If no rule exists for a parameter's axis. (Flax would silently replicate the
-        parameter.)
+      InputError: If no rule exists for a parameter's axis. (Without this error, Flax would silently
+        replicate the parameter.)
     """
     axes = train_state.as_logical_axes()
     ruled = {None, *(name for name, _ in self.logical_axis_rules)}

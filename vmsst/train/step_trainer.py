@@ -19,7 +19,8 @@ class StepTrainer(trainer.Trainer):
 
   The arguments are the same as for `Trainer`. This class does not compute metrics for individual
   weights. It rejects microbatches because upstream T5X sums their gradients. If the loss is a mean
-  over examples, the sum would be too large by a factor of the number of microbatches.
+  over examples, the sum of the gradients would be too large by a factor of the number of
+  microbatches.
   """
 
   @functools.cached_property

@@ -290,7 +290,8 @@ class EvaluationLog:
     """Prints a table per task, with one row per metric. Columns: first, best and newest step.
 
     Args:
-      best: The best checkpoint (from `t5x.read_best`), even if an earlier process evaluated it.
+      best: The best checkpoint (from `t5x.read_best`), which may have been evaluated before the run
+        was resumed.
     """
     best_step = None
     if best is not None:

@@ -369,8 +369,7 @@ def _was_evaluated(model_dir: str, step: int) -> bool:
 def _check_encoder(model: Any, model_dir: str) -> None:
   """Raises InputError if the checkpoints in a folder belong to a different encoder.
 
-  The checkpoints may be from a run whose options differ if the options do not affect the encoder,
-  such as the dropout rate.
+  Options that do not affect the encoder, such as the dropout rate, may differ.
   """
   if not (storage.path(model_dir) / encoder_json.ENCODER_FILE).is_file():
     return

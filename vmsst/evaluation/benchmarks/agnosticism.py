@@ -139,7 +139,8 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
   * `error within a language`: mean error between versions in the same language
   * `spread over versions`, `largest spread over versions`: see `version_spreads`
   * `error within families`, `error between families`: see `within_and_between`
-  * `error within branches`, `error between branches`: omitted if no family has several branches
+  * `error within branches`, `error between branches`: the same for branches of families; omitted if
+    no family has several branches
   """
   language_L = [languages.language(code) for code in codes]
   error_P = error_LL[~np.eye(len(codes), dtype=bool)]

@@ -154,8 +154,8 @@ def transfer_task(
     splits: The texts by language code, including English.
     prefix: Prefix for the names of the results.
     documents: Whether the texts are documents. The vector of a document is the mean of its sentence
-      vectors. Documents have no result `en->en`, because CLS uses the English test set to choose
-      the epoch.
+      vectors. For documents, the result `en->en` is omitted, because for CLS the English test set
+      is already used to choose the epoch.
     into_english: Whether to also train a classifier in each language and test it in English, with
       results named `xx->en`.
 

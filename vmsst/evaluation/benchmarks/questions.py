@@ -321,7 +321,7 @@ def search_knowledge(
 ) -> np.ndarray:
   """Returns whether the nearest question has a correct answer, per size and query, bool [W, Q].
 
-  Ties go to the first question.
+  If several questions are equally near to a query, the first one is used.
 
   Args:
     vectors: Embedder for the texts; may store the result of each shard.

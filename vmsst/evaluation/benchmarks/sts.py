@@ -176,7 +176,7 @@ def _read_sts(root: storage.Path) -> list[suite.Task]:
   """Returns one task per year.
 
   Each set has a result such as STS12.MSRpar, with the metrics `pearson` and `spearman`. Each year
-  has a result such as STS12, with `spearman` over all pairs except the set SMT in 2013.
+  has a result such as STS12, with `spearman` over all pairs except those in the 2013 set SMT.
   """
   tasks = []
   for year, names in SETS.items():

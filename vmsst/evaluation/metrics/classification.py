@@ -170,8 +170,7 @@ def _train(
 def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Array]]:
   """Initializes kernels and biases as torch.nn.Linear does.
 
-  The values for each layer are drawn uniformly from the interval [-1 / sqrt(inputs), 1 /
-  sqrt(inputs)], where `inputs` is the number of inputs to the layer.
+  For a layer with n inputs, all values are drawn uniformly between -1 / sqrt(n) and 1 / sqrt(n).
   """
   shapes = list(itertools.pairwise(widths))
   draw = jax.random.uniform(rng, (sum((i + 1) * o for i, o in shapes),), minval=-1.0)
