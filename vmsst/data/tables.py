@@ -6,7 +6,7 @@ dataset in place. Both classes memory-map their files, so texts do not have to f
 
 For distillation, rows also contain vectors that a trained encoder, the teacher, computed in
 advance. For each bitext of N pairs, `vmsst data embed` writes one NumPy file, float32 [N, 2, S],
-with the source and target vectors for every line.
+with the source vector and the target vector of every pair. S is the dimension of the vectors.
 """
 
 import abc

@@ -278,8 +278,8 @@ def get_batches(
     max_length: Maximum number of tokens per text. Longer texts are truncated.
     sampling_power: A set without a weight is sampled in proportion to its size raised to this
       power.
-    mixed: Whether each batch mixes rows from all sets, instead of rows from a single set. The
-      sampling rates are the same either way.
+    mixed: Whether each batch mixes rows from all sets. If false, all rows in a batch come from one
+      set. The sampling rates of the sets are the same either way.
 
   Raises:
     InputError: If a weight is not positive, or `mixed` is set and the sets have different columns.

@@ -251,8 +251,8 @@ def _invisible() -> re.Pattern[str]:
 def _width(text: str, scripts: tuple[str, ...]) -> float:
   """Returns the length of a text in equivalent alphabetic characters.
 
-  The script is the first entry in `scripts`. If `scripts` is empty, the script is the most frequent
-  script in the text.
+  In some scripts, each character counts as several alphabetic characters. The script is the first
+  entry in `scripts` or, if `scripts` is empty, the most frequent script in the text.
   """
   if scripts:
     return len(text) * _DENSITY.get(scripts[0], 1.0)
