@@ -189,7 +189,8 @@ def read_rows(
       for index, (cycles, row) in enumerate(ends)
     )
 
-  # The pattern repeats in cycles. `rank` counts the rows from each table within a cycle.
+  # The pattern is repeated, and each repetition is a cycle. `rank` numbers the rows from each table
+  # within a cycle.
   def read(chunk: int) -> dict[str, np.ndarray] | None:
     cycle_N, slot_N = np.divmod(
       np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)

@@ -164,7 +164,7 @@ def open_records(
 
 
 class RecordTable(Table):
-  """Pairs from `vmsst data build` files, in file order. The files are already shuffled.
+  """Pairs from `vmsst data build` files, in file order. The pairs in a file are already shuffled.
 
   A file is opened when one of its rows is first read. A file in an object store is first copied to
   the local disk.
@@ -175,7 +175,7 @@ class RecordTable(Table):
     vectors: A teacher's vectors for each file. Empty if there is no teacher.
   """
 
-  window = 10_000  # The files are already shuffled. A small window keeps few files open.
+  window = 10_000  # The pairs are already shuffled, and a small window keeps few files open.
 
   def __init__(
     self, files: Sequence[BitextFile], counts: Sequence[int], vectors: Sequence[np.ndarray] = ()

@@ -264,9 +264,9 @@ def get_batches(
 ) -> batches.BatchIterator:
   """Returns endless batches for `get_dataset_fn`. Each batch contains texts of similar length.
 
-  Every batch contains the features `inputs` and `targets`, int32 [B, T], and language ids. If the
-  data provides them, batches also contain `negatives`, int32 [B, K, T], where missing negatives are
-  all zeros; `scores`, float32 [B, 1 + K]; and teacher vectors.
+  Every batch contains the features `inputs` and `targets`, int32 [B, T], and language ids.
+  Depending on the data, batches also contain `negatives`, int32 [B, K, T], where missing negatives
+  are all zeros; `scores`, float32 [B, 1 + K]; and teacher vectors.
 
   Args:
     cfg: A `DatasetConfig`. Only `batch_size` and `seed` are used.

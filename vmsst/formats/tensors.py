@@ -126,7 +126,8 @@ def write_file(
 ) -> None:
   """Writes float32 arrays to a new safetensors file, aligned so that JAX can map them into memory.
 
-  The writer in the safetensors package does not align tensors, and it sets the file mode to 0600.
+  This function replaces the writer in the safetensors package, which does not align tensors and
+  sets the file mode to 0600.
   """
   header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
   # The format allows no gaps, so tensors whose sizes would misalign the next tensor come last.

@@ -141,8 +141,8 @@ def clean(
       hash of the pair from `cleaning.keys`.
 
   Returns:
-    The numbers of pairs by reason and by evaluation set, the first faults, and the number of faults
-    of each kind.
+    The numbers of pairs that were read, kept, and dropped for each reason; the numbers of held-out
+    pairs by evaluation set; the first faults; and the number of faults of each kind.
   """
   counts: collections.Counter[str] = collections.Counter()
   by_set: collections.Counter[str] = collections.Counter()
