@@ -30,8 +30,8 @@ COMMANDS = {
   "infer": ("infer", "infer", "write predictions, scores or embeddings of a task"),
 }
 
-# A command ends after this many minutes without progress. Compiling a training step takes less
-# time.
+# If a command makes no progress for this many minutes, it ends. Compiling a training step counts as
+# no progress, but takes less time.
 _PATIENCE = 60.0
 
 _EPILOG = """\
@@ -86,7 +86,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> None:
   """Runs the `t5x` command. An error that the user can fix becomes a message and exit status 1.
 
-  Without `arguments`, it uses the arguments of this process, and re-executes it with huge pages.
+  If `arguments` is omitted, this function uses the arguments of this process and re-executes the
+  process with huge pages.
   """
   owns_process = arguments is None
   arguments = list(sys.argv[1:] if arguments is None else arguments)
@@ -99,8 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     devices.enable_compilation_cache()
     if owns_process:
       _restart_with_huge_pages()
-    # Gin files import the user's task modules. The folder comes last, so that a user's file never
-    # hides a library.
+    # Gin files import the user's task modules, so add the current folder to `sys.path`. Add it at
+    # the end, so that a user's file never hides a library.
     sys.path.append(os.getcwd())
     from vmsst.io import progress_bar  # a slow import that `--help` does not need
 
@@ -114,8 +115,8 @@ def _restart_with_huge_pages() -> None:
   """Re-executes this process (same PID) with GLIBC_TUNABLES set to request huge pages.
 
   On CPUs, XLA allocates its temporary memory again in every step. With pages of 4 KiB, the
-  allocation takes up to a third of the step's CPU time. The function does nothing outside Linux, or
-  if GLIBC_TUNABLES is set, even to an empty value.
+  allocation takes up to a third of the step's CPU time. This function does nothing outside Linux,
+  or if GLIBC_TUNABLES is set, even to an empty value.
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
@@ -182,8 +183,8 @@ def _run(options: argparse.Namespace) -> None:
         seqio.set_tfds_data_dir_override(options.tfds_data_dir)
       if options.seqio_additional_cache_dirs:
         seqio.add_global_cache_dirs(options.seqio_additional_cache_dirs.split(","))
-      # Gin files bind `__main__.<function>`. All three functions are registered, so that `t5x eval`
-      # can parse the gin files of a training run.
+      # Gin files bind `__main__.<function>`. The functions for training, evaluation and inference
+      # are all registered, so that `t5x eval` can parse the gin files of a training run.
       for function in functions.values():
         setattr(sys.modules["__main__"], function.__name__, function)
         gin.register(function, "__main__")
@@ -200,7 +201,8 @@ def _run(options: argparse.Namespace) -> None:
       gc.enable()
       gin.get_configurable(functions[options.command])()
   except (InputError, TypeError, RuntimeError) as error:
-    # Remove the hints that gin appends. A missing gin binding appears as a missing argument.
+    # Remove the hints that gin appends to error messages. If a gin binding is missing, the message
+    # is about a missing argument.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()
     unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
     if options.verbose or not (unset or isinstance(error, InputError)):

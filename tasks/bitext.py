@@ -1,6 +1,6 @@
 """Registers SeqIO mixtures for your own bitext, built OPUS datasets and the sample corpus.
 
-Call these functions in gin files. To train on your own files, write
+Call the functions in this module from gin files. To train on your own files, write
 
     MIXTURE_OR_TASK_NAME = @bitext.files()
     bitext.files.patterns = ["/data/corpus/*.tsv.gz", "/data/moses/Europarl.de-en.de"]
@@ -44,8 +44,9 @@ def files(
 ) -> str:
   """Registers a mixture of bitext files, with one task per language pair; returns its name.
 
-  The name depends only on the arguments and the files. Files are opened when data is first read.
-  The mixture has the split `train`, and the split `validation` if `validation_patterns` is set.
+  The name of the mixture depends only on the arguments and the files. The files are opened when
+  data is first read. The mixture has the split `train`, and also the split `validation` if
+  `validation_patterns` is set.
 
   Args:
     patterns: Files or shell patterns. The formats are Moses pairs, TSV, TMX and JSONL, plain or
@@ -142,14 +143,15 @@ def opus(
 ) -> str:
   """Registers a mixture for a built dataset, with one task per language pair; returns its name.
 
-  The name is `opus_CONFIG`. If a mixture with different arguments already has this name, a number
-  is appended. The mixture has the split `train`, and the split `validation` if the dataset has one.
+  The name of the mixture is `opus_CONFIG`. If a mixture with different arguments already has this
+  name, a number is appended to the name. The mixture has the split `train`, and also the split
+  `validation` if the dataset has one.
 
   Args:
     config: Name of the dataset's recipe.
     vocabulary: Vocabulary that tokenizes sources and targets.
     data_dir: Output folder from `vmsst data build` (default: $TFDS_DATA_DIR, or else
-      ~/tensorflow_datasets). The flag `t5x --tfds_data_dir` overrides this.
+      ~/tensorflow_datasets). The flag `t5x --tfds_data_dir` overrides this argument.
     languages: Codes of the languages to use (default: all languages in the dataset).
     pivots: Language codes; every language pair must contain one of these (default: all pairs).
     weighting: See `files`.

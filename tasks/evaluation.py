@@ -2,8 +2,8 @@
 
 Each SeqIO task holds the texts of one or more `vmsst.evaluation.suite.Task` objects, one text per
 example. The model embeds each text. `VectorMetric` then computes the metrics, multiplied by 100,
-from all vectors [N, D]. The feature `row` stores the position of each text, because SeqIO
-evaluators do not preserve the order of examples.
+from all vectors [N, D]. SeqIO evaluators do not preserve the order of the examples, so the feature
+`row` of each example stores the text's position.
 """
 
 import functools
@@ -84,8 +84,8 @@ def sample_retrieval(
 ) -> str:
   """Registers a retrieval task on held-out sentences from the sample corpus; returns its name.
 
-  The metrics are the same as in `tatoeba`, with the language codes from the corpus. The only split
-  is `validation`.
+  The metrics have the same names as in `tatoeba`, with the language codes from the sample corpus.
+  The only split is `validation`.
 
   Args:
     vocabulary: Vocabulary that tokenizes the texts.
@@ -126,9 +126,9 @@ def retrieval(
 
   For a language pair such as `deu_eng`, the task reports the metrics `to_target/deu_eng`,
   `from_target/deu_eng` and their mean `accuracy/deu_eng`, in percent. The means over language pairs
-  are named `.../average`. If the languages are undetermined ("und"), the pair is named after the
-  languages in the file name, or `source_target` if the file name shows no languages. The only split
-  is `test`.
+  are named `to_target/average`, `from_target/average` and `accuracy/average`. If the languages are
+  undetermined ("und"), the pair is named after the languages in the file name, or `source_target`
+  if the file name shows no languages. The only split is `test`.
 
   Args:
     patterns: See `bitext.files`.
@@ -146,8 +146,8 @@ def retrieval(
       rows_by_pair.setdefault(pair, []).extend(readers.read_pairs(file))
     return [_pair_task(*pair, rows) for pair, rows in rows_by_pair.items()]
 
-  # The name depends on the content of the files, not on their modification times. `finetune`
-  # rewrites its files when it resumes a run, and the names of the metrics must not change.
+  # The name depends on the content of the files, not on their modification times. The names of the
+  # metrics must not change when a run is resumed, although `finetune` then rewrites its files.
   key = (files, [input_files.sha256(path) for file in files for path in file.paths])
   return _register("retrieval", key, "test", load, vocabulary, max_length)
 
@@ -271,8 +271,8 @@ def _read_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
 class VectorMetric(seqio.metrics.Metric):
   """A SeqIO metric that scores a task, given the vectors of its texts; used in `metric_objs`.
 
-  SeqIO would pass the vectors to a function in `metric_fns` as Python lists, which take eight times
-  the memory.
+  To a function in `metric_fns`, SeqIO would pass the vectors as Python lists, which take eight
+  times as much memory as arrays.
 
   Attributes:
     measure: Function that takes the positions of the texts [N] and their vectors [N, D], and

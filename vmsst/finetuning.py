@@ -1,9 +1,10 @@
 """Fine-tunes an encoder on text pairs.
 
-`finetune` builds a model, batches and an optimizer, and runs the training. `gin/finetune.gin` uses
-the same functions. Fine-tuning does not import TensorFlow, seqio or gin. Dependencies are imported
-inside the functions, so that `vmsst finetune --help` can quickly read the signature and docstring
-of `finetune`.
+`finetune` builds a model, batches and an optimizer, and runs the training. `gin/finetune.gin`
+builds the model and the optimizer with the same functions. Fine-tuning does not import TensorFlow,
+seqio or gin. `vmsst finetune --help` shows the signature and the docstring of `finetune`. To make
+this command start quickly, the functions in this module import their dependencies only when they
+are called.
 """
 
 import dataclasses
@@ -231,12 +232,14 @@ def finetune(
       _add_teacher_vectors(students, os.fspath(teacher or ""), vectors, folder, inputs["teacher"])
     schedule = optimizers.one_cycle_schedule(steps, learning_rate, warmup=0.1)
     frozen = ("token_embedder/.*",) if freeze_tokens and lora_rank is None else ()
-    # The first network is for training. The second network describes the saved encoder in float32.
+    # The first network is for training, in `compute_dtype`. The second network is for the saved
+    # encoder, in float32.
     networks = [
       starting_encoders.with_options(network, dropout_rate=0.1, dtype=dtype, scan_layers=True)
       for dtype in (compute_dtype, "float32")
     ]
-    # EMS predicts tokens with the token table, so every row of the table has a gradient.
+    # Do not use row-wise updates for EMS. EMS predicts tokens with the token table, so every row of
+    # the table has a gradient.
     row_wise = isinstance(networks[0].config, StaticConfig) and "ems" not in objectives
     train_model, saved_model = (
       model(
@@ -364,8 +367,8 @@ def open_sets(
           f"{name}: the objective {loss!r} ignores scores and labels; use 'similarity', or "
           "remove the pairs that do not match, and then remove the column"
         )
-      # If there are hard negatives, the scores come from a teacher and are not labels for the pair,
-      # so drop the column.
+      # There are several scores per row, for the pair and its hard negatives. These scores come
+      # from a teacher, and this objective does not use them, so drop the column.
       del opened.table.columns["scores"]
     sets.append(opened)
   return sets
@@ -376,8 +379,8 @@ def open_dev_sets(
 ) -> dict[str, Any]:
   """Reads held-out sets for `vmsst.train.dev_sets.DevSets`; see `open_sets`.
 
-  Held-out pairs need no teacher scores, because objectives that require teacher scores in training
-  are evaluated as "contrastive".
+  Held-out pairs need no teacher scores. If the objective in training requires teacher scores, the
+  objective for held-out pairs is "contrastive" instead.
   """
   from vmsst.data import retrieval_sets, training_sets
 

@@ -1,12 +1,13 @@
 """Reads and writes users' files, on this machine or in an object store (`gs://`, `s3://`).
 
 This module accesses object stores through fsspec. Each kind of store requires an extra
-(`vmsst[gcs]`, `vmsst[s3]`). A store has no folders and cannot rename objects, but an object becomes
-visible only when it is complete. If several objects belong together, the object written last
-therefore marks the group as complete.
+(`vmsst[gcs]`, `vmsst[s3]`). A store has no folders and cannot rename objects, so a group of objects
+cannot be written under a temporary name and renamed when it is complete. However, a single object
+becomes visible only when it is complete. Therefore, the object of a group that is written last
+marks the whole group as complete.
 
 Import this module before etils.epath opens a URL. The import makes epath use fsspec instead of
-TensorFlow, so that Orbax and this library see the same files.
+TensorFlow. Orbax accesses files through epath, so Orbax and this library then see the same files.
 """
 
 import atexit
@@ -77,7 +78,8 @@ def filesystem(url: str) -> Any:
   """Returns the fsspec file system for a URL. Its methods raise InputError if the store fails.
 
   The methods may also raise FileNotFoundError and FileExistsError. The file system does not cache
-  listings, because other processes, and TensorStore in this process, also write to the store.
+  folder listings, because listings change when other processes, or TensorStore in this process,
+  write to the store.
 
   Raises:
     InputError: If the scheme is unknown, or if the package for it is not installed.
@@ -152,8 +154,9 @@ def names(folder: str | os.PathLike[str]) -> set[str]:
 def matches(pattern: str) -> list[str]:
   """Returns the absolute paths of the files that match a shell pattern, sorted.
 
-  `**` matches any number of folders, and `~` is the home folder. If a file's name is identical to
-  the pattern, such as `news [2024].tsv`, only this file matches.
+  In a pattern, `**` matches any number of folders, and `~` is the home folder. If a file has
+  exactly the name given as the pattern, only this file matches. Therefore, a file name with
+  brackets, such as `a[1].tsv`, is a valid pattern for the file itself.
   """
   if glob.has_magic(pattern) and is_file(os.path.expanduser(pattern)):
     return [absolute(os.path.expanduser(pattern))]
@@ -170,7 +173,7 @@ def matches(pattern: str) -> list[str]:
 def find(folder: "Path", pattern: str) -> list["Path"]:
   """Returns the files and folders in a folder that match a shell pattern, sorted.
 
-  `**` matches any number of folders. Patterns match hidden files, too.
+  In a pattern, `**` matches any number of folders. Patterns match hidden files, too.
   """
   if not is_url(folder):
     return sorted(folder.glob(pattern))
@@ -245,8 +248,8 @@ def version(path: str | os.PathLike[str]) -> object:
   """Returns a value that changes when a file is written.
 
   For a local file, the value consists of the size, the modification time and the status change
-  time. The status change time detects writes by `rsync -t` and `cp -p`, which reset the
-  modification time.
+  time. Programs such as `rsync -t` and `cp -p` set the modification time to an earlier time, but
+  they cannot set the status change time.
   """
   if is_url(path):
     return str(filesystem(os.fspath(path)).ukey(os.fspath(path)))
@@ -321,7 +324,7 @@ def local_copy(location: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields a local path for a file or folder. For a URL, this is the path of a temporary copy.
 
   The path of the copy contains all folder names in the URL. Error messages show the URL instead of
-  the temporary path.
+  this path.
 
   Raises:
     InputError: If the file or folder cannot be read.
@@ -380,7 +383,8 @@ def upload(local: pathlib.Path, url: str) -> None:
 def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
   """Reads ranges from an object: `size` bytes from each start.
 
-  Nearby ranges are read in one request, because a second request takes longer than reading the gap.
+  Ranges that are close together are read in one request, because a second request takes longer than
+  reading the bytes between them.
   """
   from fsspec import utils
 
@@ -396,8 +400,8 @@ def read_ranges(url: str, starts: Sequence[int], size: int) -> list[bytes]:
 def open_binary(path: str | os.PathLike[str]) -> IO[bytes]:
   """Opens a file for reading. A file in an object store is streamed, without a local copy.
 
-  If the connection to a store is lost, reading raises InputError, so that the file does not look
-  truncated.
+  If the connection to a store is lost, reading raises InputError. Otherwise, the file would seem to
+  end where the connection was lost.
   """
   if is_url(path):
     # fsspec's files do not support `readline` with a maximum length, but BufferedReader does.

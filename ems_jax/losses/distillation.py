@@ -3,10 +3,11 @@
 Teacher and student scores are cosines divided by the same temperature tau. Callers compute these
 scores with `vmsst.losses.contrastive.similarity`, using `cosine=True` and `scale=1 / tau`.
 
-In equations 2, 4 and 6 of the soft contrastive paper, the labels w(i, n) sum to 1 over n. The paper
-uses the same labels in the second direction, where the labels need not sum to 1 over a query's
-candidates. By default, this module normalizes the labels of each query, as the released code does.
-`row_normalized=True` uses the paper's labels instead.
+In the soft contrastive paper, the label w(i, n) is the weight of target n as the answer to source
+i; the labels of a source sum to 1 over the targets (equations 2, 4 and 6). The paper uses the same
+labels in the second direction, from targets to sources, although the labels of a target need not
+sum to 1 over the sources. By default, this module normalizes the labels of each query in both
+directions, as the released code does. `row_normalized=True` uses the paper's labels instead.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual
 (`mse`); Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning.
@@ -96,8 +97,9 @@ def monolingual_loss(
 
   loss_k = -sum_i column_ik (log softmax_n(source_nk)_i + log softmax_n(target_nk)_i)
 
-  As in the equation, the loss has one direction per side, and each sentence is one of its own
-  candidates. The TCM loss is lambda times `cross_lingual_loss` plus this loss (equation 7).
+  As in equation 6, the loss has only one direction per side, and the candidates for each sentence
+  include the sentence itself. The paper's TCM loss is lambda times `cross_lingual_loss` plus this
+  loss (equation 7).
 
   Args:
     source_BB: The student's scores between every two sources.

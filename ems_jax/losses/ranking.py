@@ -1,9 +1,9 @@
 """Translation ranking: additive margin softmax (AMS).
 
 With AMS, translations must outscore other sentences by a margin. With a margin of 0, AMS is the
-contrastive loss in EMS (EMS paper, section III-C, equation 8), which compares the outputs of the
-projection head by cosine. Negatives come only from the opposite side: the negatives of a source are
-targets, and the negatives of a target are sources.
+same as the contrastive loss in EMS (EMS paper, section III-C, equation 8), which is computed from
+the cosines between outputs of the projection head. Negatives come only from the opposite side: the
+negatives of a source are targets, and the negatives of a target are sources.
 
 References: Chidambaram et al. 2019; Yang et al. 2019 (AMS); Feng et al. 2022
 (LaBSE, margin 0.3, scale 100); the EMS paper, section V (LaBSE-EMS, margin 0.3, scale 10).

@@ -5,15 +5,17 @@ only the softmax's log-normalizer and the logits of these tokens:
 
   KL(p || softmax(x)) = sum_w p(w) log p(w) + logsumexp(x) sum_w p(w) - sum_w p(w) x_w
 
-Each sentence needs only one row of logits, instead of one row per token, and no array of targets
-with vocabulary size. At any time, logits exist for only a few sentences, and their gradients are
-computed in the forward pass (see `vmsst.losses.vocabulary`). The results are exact.
+For each sentence, this formula needs only one row of logits, instead of one row per token, and no
+target array as large as the vocabulary. At any time, logits exist for only a few sentences, and
+their gradients are computed in the forward pass (see `vmsst.losses.vocabulary`). The results are
+exact.
 
-A target distribution is therefore stored as a list of tokens with their shares of the probability.
-If a token occurs twice, its shares add up. The paper does not define sentence length; this module
-counts all tokens, including unknown tokens, but not padding. EMS's vocabulary has neither BOS nor
-EOS. If a vocabulary has such tokens (<s> and </s>, [CLS] and [SEP]), `special_ids` excludes them,
-because they carry no information about the sentence.
+Because only a few tokens have a nonzero probability, a target distribution is stored as a list of
+tokens with their shares of the probability. If a token occurs twice, its shares add up. The paper
+divides by the sentence length without defining it; this module counts all tokens, including unknown
+tokens, but not padding. EMS's vocabulary has neither BOS nor EOS. If a vocabulary has such tokens
+(<s> and </s>, [CLS] and [SEP]), `special_ids` excludes them, because they carry no information
+about the sentence.
 
 Axes: `E` width of the vocabulary projection's input, `C` sentences per chunk, `N` chunks.
 
@@ -79,8 +81,8 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
 
   p(w) = 1/2 p_xtr(w) + 1/2 [w = masked token]
 
-  The weights of 1/2 are the same as in the code released with Mao et al. 2021. That code masks one
-  random token in one sentence of a pair. The sentence without a mask keeps its XTR targets.
+  The weights of 1/2 are the same as in the code released with Mao et al. 2021. For each pair, that
+  code masks one random token in one of the two sentences. The other sentence keeps its XTR targets.
 
   Args:
     targets: The XTR targets, [B, T].
@@ -122,8 +124,8 @@ def weighted_kl(
   5, W is the transpose of W_emb, and p is the token distribution of the other sentence.
 
   The sum is differentiable in reverse mode with respect to hidden states, kernel and weights, but
-  not targets. The gradients are computed together with the sum, so `weights_B` must include all
-  masks, averaging factors and loss weights. The second result has no gradient.
+  not targets. The second result, the KL of each sentence, has no gradient, so `weights_B` must
+  include all masks, averaging factors and loss weights.
 
   On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
   and kernel columns stay on the devices assigned to "vocab", if these devices can divide the
@@ -252,8 +254,8 @@ def _values_and_gradients(
   def gradients(chunk: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     hidden_CE, weights_C, targets = chunk
     scored = _score(plan, hidden_CE, kernel_EV, targets)
-    # (mass * softmax - target) * total / mass. `scale_C1` applies the remaining factors to smaller
-    # arrays.
+    # This gradient is (mass * softmax - target) * total / mass. `scale_C1` contains the remaining
+    # factors, which are applied later, to smaller arrays.
     mass_C = jnp.sum(targets.share_BT, axis=1)
     unit_C1 = (scored.total_C / jnp.where(mass_C > 0, mass_C, 1.0))[:, None]
     rows_C1 = jnp.arange(len(mass_C))[:, None]
@@ -271,8 +273,8 @@ def _values_and_gradients(
 
   chunks = jax.tree.map(plan.cut, (inputs.hidden_BE, inputs.weights_B, targets))
   if len(chunks[0]) == 1:
-    # With one chunk, skip the loop. For few sentences, accumulating gradients in a loop would cost
-    # more than computing the softmax and the targets.
+    # If there is only one chunk, skip the loop, because for few sentences, accumulating gradients
+    # in a loop would cost more than computing the softmax and the targets.
     kernel_gradient_EV, outputs = gradients(jax.tree.map(lambda x: x[0], chunks))
   else:
     start_EV = jnp.zeros(kernel_EV.shape, vocabulary.accumulation_dtype(plan.dtype))
@@ -318,8 +320,8 @@ def _score(
   total_C = plan.over_vocab(jax.lax.psum, jnp.sum(exp_CV, axis=1))
   target_CT = jnp.take_along_axis(logits_CV, columns_CT, axis=1, mode="fill", fill_value=0.0)
   target_CT = plan.over_vocab(jax.lax.psum, target_CT)
-  # Every vocabulary token is on some device. Ids outside the vocabulary give NaN, so that mistakes
-  # are visible.
+  # Each vocabulary token has a column on some device. Ids outside the vocabulary have no column and
+  # give NaN, so that mistakes are visible.
   is_valid_CT = (targets.tokens_BT >= 0) & (targets.tokens_BT < plan.vocab_size)
   nll_CT = jnp.log(total_C)[:, None] + highest_C[:, None] - target_CT
   nll_CT = jnp.where(is_valid_CT, nll_CT, jnp.nan)

@@ -40,9 +40,9 @@ class StudentModel(base.BitextModel):
     priority: Language codes by decreasing priority. The anchor of a pair is the side in the
       language with the higher priority. Unlisted languages follow in the order of
       `vmsst.languages`.
-    embedding_slices: Number of slices for gradient caching, which does not change the gradient.
-      Memory then holds the activations of only one slice at a time, but the backward pass encodes
-      every slice again.
+    embedding_slices: Number of slices into which gradient caching divides a batch. Memory holds the
+      activations of only one slice at a time, but the backward pass encodes every slice again. The
+      gradient does not depend on the number of slices.
     matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
 
   For the inherited attributes, see `base.BitextModel`.

@@ -1,6 +1,7 @@
 """EMS: cross-lingual token-level reconstruction (XTR) with contrastive learning.
 
-Side 0 of a pair is `inputs`, and side 1 is `targets`.
+In a batch, the feature `inputs` contains side 0 of each pair, and the feature `targets` contains
+side 1.
 
 References: the EMS paper, section III; Mao et al. 2021 (arXiv 2105.13856) for UGT.
 """
@@ -42,9 +43,9 @@ class EmsModel(base.BitextModel):
   and sim is the cosine. If the network lacks one of the heads, the corresponding loss is omitted.
   `margin` is subtracted from the cosine of each pair, as in LaBSE's additive margin softmax.
 
-  Negatives come from the global batch, regardless of the number of devices. Microbatches (a trainer
-  setting) would divide this batch, so they raise an error by default. To save the same amount of
-  memory, use `embedding_slices` instead.
+  Negatives come from the global batch, regardless of the number of devices. By default, an error is
+  raised if the trainer divides batches into microbatches, because each pair would then have fewer
+  negatives. To save the same amount of memory, use `embedding_slices` instead.
 
   Attributes:
     network: Encoder and heads; the heads determine the losses.
@@ -54,8 +55,8 @@ class EmsModel(base.BitextModel):
       and trains the masked sentence to predict this token in addition to the tokens of the other
       side; or "input", which masks tokens in the same way, but does not train the masked sentence
       to predict the masked token. "input" follows the released code with one exception: the
-      sentence without the mask predicts the original token, whereas in the released code it
-      predicts the mask token.
+      sentence without the mask predicts the original token, whereas in the released code this
+      sentence predicts the mask token.
     mask_id: Id of the mask token; it must not occur in text.
     count_repeats: If False, every distinct token in the XTR targets has the same share, however
       often it occurs, as in the released code.
@@ -64,8 +65,8 @@ class EmsModel(base.BitextModel):
     embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
     matryoshka_dims: Sizes for the contrastive loss; see
       `vmsst.models.contrastive.InBatchNegativesModel`.
-    normalize: Whether the trained encoder scales its vectors to length 1; no loss depends on this
-      option.
+    normalize: Whether the encoder scales its vectors to length 1 when it is used after training; no
+      loss depends on this option.
 
   For the inherited attributes, see `vmsst.models.base.BitextModel`.
   """

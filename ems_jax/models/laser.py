@@ -49,10 +49,10 @@ class LaserModel(base.BitextModel):
     - sum_t log p(y_t | y_<t, l_y, u(x)) / number of tokens
 
   u(x) is the maximum of the encoder's hidden states over the sentence x, and l_y is the language of
-  its translation y. A side is a translation target if its language is one of `target_languages`. A
-  pair with two target languages therefore counts in both directions, and a pair without a target
-  language is ignored. The metric `translations_per_example` is the mean number of translations per
-  pair.
+  its translation y. Each side of a pair whose language is one of `target_languages` is predicted
+  from the other side. A pair with two such sides is therefore used in both directions, and a pair
+  without such a side is ignored. The metric `translations_per_example` is the mean number of
+  translations per pair.
 
   Attributes:
     network: Encoder and decoder.
@@ -94,7 +94,7 @@ class LaserModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss in nats per token, and metrics, without dropout if `dropout_rng` is None.
 
-    Metrics: loss, nll/translation (the same value under the metric name that decoder models share),
+    Metrics: loss, nll/translation (equal to the loss; all models with a decoder use this name),
     token_accuracy/translation (0 to 1, given the earlier tokens), translations_per_example (0 to
     2), tokens_per_example (real tokens on both sides). A batch without translations has a loss of
     0. The averaged metrics are NaN if no batch contains a translation.
@@ -159,11 +159,12 @@ def translations(
 
   Args:
     pairs: Both sides of each pair.
-    is_target_B2: Whether a side is a translation target.
+    is_target_B2: Whether each side is a translation target, a sentence in a target language.
   """
-  # The first translation is from inputs to targets if possible, otherwise from targets to inputs.
-  # The second translation exists only if both sides are translation targets. Missing translations
-  # contain only padding, so they have no weight in the loss.
+  # The first translation is from inputs to targets if the targets are translation targets,
+  # otherwise from targets to inputs. The second translation exists only if both sides are
+  # translation targets. Missing translations contain only padding, so they have no weight in the
+  # loss.
   inputs_BT, targets_BT = pairs.tokens_B2T[:, 0], pairs.tokens_B2T[:, 1]
   padding_BT = jnp.zeros_like(inputs_BT)
   forward_B, backward_B = is_target_B2[:, 1], is_target_B2[:, 0]

@@ -25,20 +25,22 @@ class SoftContrastiveModel(distillation.StudentModel):
   """Trains cross-lingual similarities to match a teacher's similarities.
 
   The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7).
-  Labels are computed from the teacher's similarities between anchors ("priority", equation 4) or
-  from the teacher's similarities averaged over both sides ("average", equation 5). "hard" labels
-  (equation 3) do not use a teacher. Student and teacher similarities are cosines divided by the
-  same temperature.
+  L_cross compares the student's similarities between sources and targets with labels, and L_mono
+  compares its similarities among sources and among targets with the same labels. Labels are
+  computed from the teacher's similarities between anchors ("priority", equation 4) or from the
+  teacher's similarities averaged over both sides ("average", equation 5). "hard" labels (equation
+  3) do not use a teacher. Student and teacher similarities are cosines divided by the same
+  temperature.
 
   In the equations, the source s is the anchor of a pair, and the target t is the opposite side. In
-  batches with a single language pair (`one_language_pair` in `vmsst.data.loader`), the similarities
-  among sources and among targets are therefore monolingual, as in the paper. In batches with
-  several language pairs, labels compare sentences across languages, so the teacher must support all
-  of these languages.
+  batches with a single language pair (`one_language_pair` in `vmsst.data.loader`), all sources are
+  therefore in one language and all targets in another, so L_mono is monolingual, as in the paper.
+  In batches with several language pairs, labels compare sentences in different languages, so the
+  teacher must support all of these languages.
 
-  Candidates come from the global batch, regardless of the number of devices. Microbatches (a
-  trainer setting) would divide this batch, so they raise an error by default. To save the same
-  amount of memory, use `embedding_slices` instead.
+  Candidates come from the global batch, regardless of the number of devices. By default, an error
+  is raised if the trainer divides batches into microbatches, because each pair would then have
+  fewer candidates. To save the same amount of memory, use `embedding_slices` instead.
 
   Attributes:
     labels: "priority", "average" or "hard".

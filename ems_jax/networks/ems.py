@@ -1,7 +1,7 @@
 """EMS's network: a shared encoder, the XTR head and the contrastive head (EMS paper, section III).
 
-The sentence vector u is the mean of the encoder's hidden states (equation 1). Both heads take u as
-input and are used only in training.
+The sentence vector u is the mean of the encoder's hidden states (equation 1). The XTR head and the
+contrastive head both take u as input and are used only in training.
 
 The token table and the encoder have the same names as in
 `vmsst.networks.sentence_encoder.SentenceEncoder`, so that inference loads them without the heads.
@@ -38,7 +38,7 @@ class EmsNetwork(nn.Module):
       embedding is omitted.
     num_languages: Number of rows in the language table, which lists languages in the order of
       `vmsst.languages`; traditional Chinese uses the row for simplified Chinese (footnote 4). The
-      table in equation 2 has as many rows as the vocabulary, but uses only one row per language.
+      paper's table (equation 2) has one row per vocabulary piece, but uses only one per language.
     share_embedding: Whether to use the token table as W_emb; the output of W_fc then has the
       table's width.
     xtr_layer_norm: Whether to apply layer norms to the language embedding and to the input of

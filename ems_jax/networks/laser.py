@@ -5,9 +5,9 @@ The encoder is LASER's stack of bidirectional LSTM layers or any encoder that
 table and the encoder have the same names as in a sentence encoder, so that inference loads them
 without the decoder.
 
-In LASER's released training code, the vocabulary projection also has a bias for each vocabulary
-piece. Here, only the decoder's output has a bias, which the projection maps to a bias for the
-logits.
+In LASER's released training code, the vocabulary projection has a bias for each vocabulary piece.
+Here, the vocabulary projection has no bias of its own, but it maps the bias of the decoder's output
+to a bias for the logits.
 
 Axes: `O` width of the decoder's output, which is the input of the vocabulary projection.
 

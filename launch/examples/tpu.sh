@@ -9,9 +9,10 @@ version=tpu-ubuntu2204-base                                 # change
 failures=3 # consecutive failures on a running TPU after which to give up
 pause=30   # seconds
 
-# All workers run this script. A running training process holds the lock. If the connection broke,
-# an old process can still be running. The script stops that process and waits up to ten minutes for
-# its checkpoint. The exit status is 75 after SIGTERM.
+# All workers of the TPU run the script in $worker, which holds a lock while it trains. If the
+# connection broke, the script from the old connection can still be running. The new script then
+# sends SIGTERM to the old one and waits up to ten minutes, so that the old one can write a
+# checkpoint. After SIGTERM, the exit status of the script is 75.
 worker=$(
   cat <<'END'
 pip install -q "vmsst[train,tpu,gcs]" || exit

@@ -1,10 +1,10 @@
 """Array layouts: sharding over a mesh by logical axis names, and memory layouts for gradients.
 
 The gradient of a kernel is a sum over the rows of two matrices, that is, a matmul with a transposed
-operand. XLA's CPU backend multiplies transposed matrices at 0.4 to 0.7 times the usual speed, and
-it fuses an explicit transpose into the matmul that follows. `linear` and `product_of_rows`
-therefore transpose the smaller matrix behind an optimization barrier. Other backends read either
-layout at the same speed.
+operand. XLA's CPU backend multiplies transposed matrices at 0.4 to 0.7 times the usual speed. An
+explicit transpose does not help, because XLA fuses the transpose into the matmul that follows.
+`linear` and `product_of_rows` therefore transpose the smaller matrix behind an optimization
+barrier, which prevents the fusion. Other backends read either layout at the same speed.
 """
 
 import math
@@ -34,8 +34,9 @@ def constrain(x: jax.Array, axes: tuple[str | None, ...]) -> jax.Array:
 def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
   """Gathers the "embed" axis of a kernel on every device; other axes stay sharded.
 
-  Without this step, XLA may split a matmul with a fully sharded kernel into partial matmuls that
-  each read and write all outputs. Without logical axis rules, the kernel is returned unchanged.
+  Without an explicit gather, XLA may split a matmul with a fully sharded kernel into partial
+  matmuls that each read and write all outputs. If no logical axis rules are set, the kernel is
+  returned unchanged.
 
   Args:
     kernel: Parameters [M, N]. Cast them to the compute dtype first, so that devices exchange fewer
@@ -48,8 +49,9 @@ def gather(kernel: jax.Array, axes: tuple[str, str]) -> jax.Array:
 def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
   """Returns the mesh axes over which the current rules shard each logical axis of an array.
 
-  The tuple for an axis is empty if the axis is not sharded, if its size is not divisible by the
-  size of the mesh axes, or if no mesh was entered with `jax.set_mesh`.
+  The result contains a tuple of mesh axes for each logical axis. The tuple is empty if the logical
+  axis is not sharded, if the axis size is not divisible by the size of the mesh axes, or if no mesh
+  was entered with `jax.set_mesh`.
 
   Args:
     **sizes: Size of each logical axis.

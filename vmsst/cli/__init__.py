@@ -1,4 +1,4 @@
-"""The `vmsst` command. Each subcommand is a job around one function of the library.
+"""The `vmsst` command. Each subcommand wraps one library function.
 
 `COMMANDS` is the table of subcommands. Subcommands import the library when they run, so that
 `--help` is fast.
@@ -31,7 +31,8 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 }
 """Subcommands by name, one to three words."""
 
-# A command ends after this many minutes without progress. Vocabulary training reports no progress.
+# If a command reports no progress for this many minutes, it ends. The limit is long, because
+# vocabulary training never reports progress.
 _PATIENCE = 24 * 60.0
 _GROUPS = {
   ("data",): "Prepare bitext for training",

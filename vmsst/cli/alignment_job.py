@@ -34,15 +34,15 @@ def align(
     out: Output file. If the source is a list or a folder, an output folder that gets one file per
       document pair.
     encoder: The encoder.
-    options: "format" (see `alignment_files.lines`); "split", which contains the language codes of
-      both texts if lines are to be split into sentences, or None; and the options of
+    options: "format" (see `alignment_files.lines`); "split", which is a pair of language codes if
+      lines are to be split into sentences, otherwise None; and the options of
       `document_alignment.align`.
     marker: Line that separates the documents in a text file.
     lists: Whether source and target list documents.
     engine: Where to align (default: in this process).
 
   Raises:
-    InputError: a text cannot be read, or the documents in source and target do not match.
+    InputError: If a text cannot be read, or the documents in source and target do not match.
   """
   is_folder = lists or storage.path(source).is_dir()
   names, documents, inputs = [], [], {"encoder": encoder.identity}
@@ -65,7 +65,7 @@ def align(
       "one translation for each document"
     )
   start, end = alignment_files.frame(options["format"], options["languages"])
-  # In a single output file, all documents share one frame.
+  # A single output file has one header and one footer for all documents.
   frame = (start, end) if is_folder else ("", "")
   align_documents = functools.partial(_align_documents, encoder, options, frame)
   with job.Job(out, inputs=inputs, options=options, is_folder=is_folder) as align_job:

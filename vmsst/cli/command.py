@@ -1,6 +1,6 @@
 """Turns functions into subcommands. Options are described only in signatures and docstrings.
 
-A keyword-only parameter becomes an option, any other parameter a positional argument. The
+A keyword-only parameter becomes an option. Any other parameter becomes a positional argument. The
 annotation controls how the value is parsed, and the docstring provides the text of `--help`. A
 parameter annotated with a dataclass becomes a group of options, one for each field. Several
 commands share these dataclasses.
@@ -39,9 +39,9 @@ class Argument:
   Attributes:
     metavar: Placeholder for the value in `--help`.
     parse: Converts the text to a value; raises ValueError or ArgumentTypeError.
-    role: Kind of a path. "file" and "folder" are outputs. "text" is an existing text file, and
-      "data" an existing folder. "input" is an input path that the function itself checks.
-    help: Description for functions that do not describe the parameter in their docstring.
+    role: Kind of path. "file" and "folder" are outputs. "text" is an existing text file, and "data"
+      an existing folder. "input" is an input path that the function itself checks.
+    help: Description for `--help` if the function's docstring does not describe the parameter.
   """
 
   metavar: str
@@ -244,7 +244,7 @@ class Workers:
     """Returns the engine that the options describe.
 
     Raises:
-      InputError: an option does not apply to the engine.
+      InputError: If an option does not apply to the engine.
     """
     from vmsst.jobs import engines
 

@@ -57,10 +57,10 @@ def embed(
     Number and width of the vectors.
 
   Raises:
-    InputError: a text cannot be read, a text changes while it is read, a value is not finite in
+    InputError: If a text cannot be read, a text changes while it is read, a value is not finite in
       this dtype, the folder contains vectors or files from a different job, or another process is
       writing the folder.
-    ValueError: the encoder returns an array with an unexpected shape.
+    ValueError: If the encoder returns an array with an unexpected shape.
   """
   encoder = source.open()
   width = getattr(encoder, "dimension", None) or encoding.encode(encoder, [""]).shape[1]
@@ -127,8 +127,8 @@ def build_index(
     engine: Where to fill the shards (default: in this process).
 
   Raises:
-    InputError: as in `faiss_index.build_index`; or the vectors are missing, incomplete or damaged;
-      or the folder contains a different index or unrelated files.
+    InputError: As in `faiss_index.build_index`, or if the vectors are missing, incomplete or
+      damaged, or if the folder contains a different index or unrelated files.
   """
   rows = vector_store.open_vectors(vectors)
   factory = faiss_index.check(rows, factory)
@@ -251,7 +251,7 @@ def search(
     engine: Where to embed and search (default: in this process).
 
   Raises:
-    InputError: as in `text_search.Searcher`, `text_search.Searcher.search` and `embed`.
+    InputError: As in `text_search.Searcher`, `text_search.Searcher.search` and `embed`.
   """
   from vmsst.mining import text_search
 
@@ -305,7 +305,7 @@ def score(
     output: Output file.
 
   Raises:
-    InputError: as in `bitext_mining.pair_scores`, or another process is writing the output.
+    InputError: As in `bitext_mining.pair_scores`, or if another process is writing the output.
   """
   from vmsst.mining import bitext_mining
 

@@ -1,8 +1,8 @@
 """Builds batches of token ids for training: shuffles, mixes, tokenizes and pads table rows.
 
-Grain reads a few hundred rows at a time, because one Python call per row would take longer than
-tokenizing the row. The sentences in a batch can be grouped by length. Nothing here imports
-TensorFlow or seqio.
+Grain, a library for data pipelines, reads a few hundred rows at a time, because one Python call per
+row would take longer than tokenizing the row. The sentences in a batch can be grouped by length.
+Nothing here imports TensorFlow or seqio.
 """
 
 import dataclasses
@@ -155,11 +155,11 @@ def read_rows(
   num_epochs: int | None = None,
   reading: grain.ReadOptions = READING,
 ) -> grain.IterDataset:
-  """Reads one shard of the tables. Each element contains about `CHUNK` rows, as columns [N, ...].
+  """Reads one shard of the tables. Each element has about `CHUNK` rows, as columns [N, ...].
 
-  A table is shuffled in a new order in each epoch. The orders depend only on the seed and the
-  shard. The iterator state is a single number, so an interrupted run resumes at exactly the same
-  row.
+  A table is shuffled in a new order in each epoch. The orders depend only on `seed` and `shard`.
+  The state of a dataset iterator is a single number, so an interrupted training run resumes at
+  exactly the same row.
 
   Args:
     texts: The tables. All tables must use the same tokenizer.
@@ -189,7 +189,8 @@ def read_rows(
       for index, (cycles, row) in enumerate(ends)
     )
 
-  # The pattern repeats in cycles. `rank` counts the rows from each table within a cycle.
+  # The pattern is repeated, and each repetition is a cycle. `rank` numbers the rows from each table
+  # within a cycle.
   def read(chunk: int) -> dict[str, np.ndarray] | None:
     cycle_N, slot_N = np.divmod(
       np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)
@@ -254,8 +255,8 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
   """Returns a repeating order in which the tables alternate at their sampling rates.
 
   Returns:
-    The index of each row's table [P], the position of each row among the rows from its table [P],
-    and the number of rows from each table.
+    Two arrays with one value for each row in the pattern: the index of the row's table [P], and the
+    row's position among all rows from the same table [P]. Also, the number of rows from each table.
   """
   counts = np.ones(len(rates), int)
   if len(rates) > 1:

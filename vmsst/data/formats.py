@@ -283,8 +283,8 @@ def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | F
     for chunk in _decode_xml(archives.file_chunks(path)):
       *pieces, buffer = _UNIT_END.split(buffer + chunk)
       for piece in pieces:
-        # `before` is the text between units. If no unit starts in `piece`, parsing `before` reports
-        # the fault.
+        # `before` is the text before the first unit in `piece`. If no unit starts in `piece`,
+        # `before` is parsed as a unit, which yields a fault.
         before, *units = _UNIT_START.split(piece)
         location = line + (before.count("\n") if units else 0)
         for unit in units or [before]:

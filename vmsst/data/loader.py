@@ -49,8 +49,8 @@ def get_batches(
     num_epochs: Number of epochs (default: endless). A mixture ends as soon as one of its tasks has
       no rows left.
     group_by_length: Whether to batch sentences of similar length. The rows for several batches are
-      sorted by the length class of their longest sentence (see `boundaries`) and then split into
-      batches. With `cfg.shuffle`, these batches are shuffled, in the same order on all hosts.
+      sorted by the length class of each row's longest sentence (see `boundaries`) and then split
+      into batches. With `cfg.shuffle`, these batches are shuffled, in the same order on all hosts.
     one_language_pair: Whether all rows in a batch come from the same task of the mixture. In this
       package, each task has one language pair. The task for each batch is sampled at the mixing
       rates.
@@ -163,8 +163,8 @@ def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
 class _TensorFlowDataset(grain.IterDataset):
   """A tf.data dataset whose iterator state is the number of elements read.
 
-  The state must be set before the first element is read, because tf.data reshuffles the elements in
-  each iteration.
+  The state must be set before the first element is read. Setting it later would start a second
+  iteration over the tf.data dataset, in which the elements may be in a different order.
   """
 
   def __init__(self, dataset: tf.data.Dataset):

@@ -221,8 +221,8 @@ def _moses_pair(path: str, language_pair: tuple[Language, Language] | None) -> B
     other_stem, language = _moses_side(full)
     if other_stem == stem and language is not None and storage.path(full).is_file():
       paths.setdefault(language, full)
-  # If neither the caller nor the file name specifies the pair, sort the languages alphabetically,
-  # with English last, as in most corpora.
+  # If neither the caller nor the file name specifies the order of the two files, sort the files
+  # alphabetically by language, with English last, as in most corpora.
   name_pairs = _pairs_in_name(stem)
   by_name = sorted(paths, key=lambda x: (x.iso639_3 == "eng", x.name))
   pair = language_pair or (name_pairs[0] if len(name_pairs) == 1 else tuple(by_name))

@@ -152,7 +152,7 @@ class SeqioVocabulary(seqio.Vocabulary):
   """Wraps a `vmsst.data.vocabularies` vocabulary as a SeqIO vocabulary with the same ids.
 
   If the vocabulary has no EOS token, `eos_id` is None. SeqIO's own class returns -1 in this case,
-  which preprocessors would append to the ids.
+  and preprocessors would append this -1 to the ids.
   """
 
   def __init__(self, vocabulary: vocabularies.Vocabulary):

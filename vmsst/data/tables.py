@@ -6,7 +6,7 @@ dataset in place. Both classes memory-map their files, so texts do not have to f
 
 For distillation, rows also contain vectors that a trained encoder, the teacher, computed in
 advance. For each bitext of N pairs, `vmsst data embed` writes one NumPy file, float32 [N, 2, S],
-with the source and target vectors for every line.
+with the source vector and the target vector of every pair. S is the dimension of the vectors.
 """
 
 import abc
@@ -164,7 +164,7 @@ def open_records(
 
 
 class RecordTable(Table):
-  """Pairs from `vmsst data build` files, in file order. The files are already shuffled.
+  """Pairs from `vmsst data build` files, in file order. The pairs in a file are already shuffled.
 
   A file is opened when one of its rows is first read. A file in an object store is first copied to
   the local disk.
@@ -175,7 +175,7 @@ class RecordTable(Table):
     vectors: A teacher's vectors for each file. Empty if there is no teacher.
   """
 
-  window = 10_000  # The files are already shuffled. A small window keeps few files open.
+  window = 10_000  # The pairs are already shuffled, and a small window keeps few files open.
 
   def __init__(
     self, files: Sequence[BitextFile], counts: Sequence[int], vectors: Sequence[np.ndarray] = ()

@@ -264,9 +264,9 @@ def get_batches(
 ) -> batches.BatchIterator:
   """Returns endless batches for `get_dataset_fn`. Each batch contains texts of similar length.
 
-  Every batch contains the features `inputs` and `targets`, int32 [B, T], and language ids. If the
-  data provides them, batches also contain `negatives`, int32 [B, K, T], where missing negatives are
-  all zeros; `scores`, float32 [B, 1 + K]; and teacher vectors.
+  Every batch contains the features `inputs` and `targets`, int32 [B, T], and language ids.
+  Depending on the data, batches also contain `negatives`, int32 [B, K, T], where missing negatives
+  are all zeros; `scores`, float32 [B, 1 + K]; and teacher vectors.
 
   Args:
     cfg: A `DatasetConfig`. Only `batch_size` and `seed` are used.
@@ -278,8 +278,8 @@ def get_batches(
     max_length: Maximum number of tokens per text. Longer texts are truncated.
     sampling_power: A set without a weight is sampled in proportion to its size raised to this
       power.
-    mixed: Whether each batch mixes rows from all sets, instead of rows from a single set. The
-      sampling rates are the same either way.
+    mixed: Whether each batch mixes rows from all sets. If false, all rows in a batch come from one
+      set. The sampling rates of the sets are the same either way.
 
   Raises:
     InputError: If a weight is not positive, or `mixed` is set and the sets have different columns.

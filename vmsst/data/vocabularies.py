@@ -43,7 +43,7 @@ class Vocabulary(Protocol):
   """Converts between texts and token ids.
 
   The argument `language` is one language code for all texts, or one code for each text. Only
-  vocabularies that first split text into words by language-specific rules use it.
+  vocabularies that first split text into words by language-specific rules use `language`.
   """
 
   @property

@@ -9,8 +9,8 @@ jieba splits simplified and traditional Chinese, Wu and Cantonese. The Moses tok
 `sacremoses` has abbreviation lists for some forty languages and uses the English list for all other
 languages. Apostrophes stay attached to a word in English, French and Italian. In other languages,
 they become separate words. Special characters are not escaped, so "&" stays "&". Juman++ is run as
-the program `jumanpp`, once for each list of texts. It receives each space-separated stretch of a
-text as a separate line.
+the program `jumanpp`, once for each list of texts. The program receives each space-separated
+stretch of a text as a separate line.
 
 The packages are imported when a language first needs them. To install them, run `pip install
 'vmsst[ems]'`.
@@ -125,8 +125,8 @@ def _jieba() -> Callable[[str], Any]:
       import jieba
   jieba.setLogLevel(logging.WARNING)
   tokenizer = jieba.Tokenizer()
-  # By default, jieba loads its cache from the system's temporary folder, where other users can
-  # write.
+  # Make jieba use a private cache folder. By default, jieba loads its cache from the system's
+  # temporary folder, where other users can write.
   with tempfile.TemporaryDirectory() as folder:
     tokenizer.tmp_dir = folder
     tokenizer.initialize()

@@ -1,8 +1,8 @@
 """Lists and downloads benchmark evaluation sets.
 
 `catalog.json` contains the URLs and licenses of the sets. If a set consists of many files,
-`files.tsv` lists them, with the size and Git blob id of each file. `download` writes files below a
-data root, in the layout that `vmsst.evaluation.benchmarks` reads. For sets that cannot be
+`files.tsv` lists these files, with the size and Git blob id of each file. `download` writes files
+below a data root, in the layout that `vmsst.evaluation.benchmarks` reads. For sets that cannot be
 downloaded automatically, the catalog contains instructions.
 """
 
@@ -74,11 +74,11 @@ class Tables:
   Attributes:
     to: Path of the joined table below the data root. If the path contains the placeholder
       "{name}", one table is written for each name.
-    splits: Path of each split, by split name. The paths contain the same placeholder.
+    splits: Path of each split, by split name. If `to` contains "{name}", these paths do too.
     quoted: Whether fields in the split files may be quoted.
     header: Whether to write a header line.
     columns: For each column of the joined table, the corresponding column in the split files, or
-      `SPLIT`.
+      `SPLIT` for a column with the name of the split.
   """
 
   to: str
@@ -154,8 +154,8 @@ def choose(names: Iterable[str]) -> list[EvaluationSet]:
   """Like `find`, but the name "all" selects only the sets that `download` supports.
 
   Raises:
-    InputError: If a name is unknown, or a set must be downloaded by hand. The message explains how
-      to download it.
+    InputError: If a name is unknown, or a set must be downloaded by hand. In the latter case, the
+      message explains how to download the set.
   """
   names_set = set(names)
   selected = find(names_set)

@@ -2,9 +2,9 @@
 
 When a file is complete, it is checked and then renamed into place.
 
-The package pooch cannot resume downloads, and `http_get` in huggingface_hub downloads only files of
-at most 50 GB from the Hub. Neither package checks redirect targets, or compares the size reported
-by the server with the published size.
+This module does not use an existing package, because pooch cannot resume downloads, and `http_get`
+in huggingface_hub downloads only files of at most 50 GB from the Hub. Neither package checks
+redirect targets, or compares the size reported by the server with the published size.
 """
 
 import dataclasses
@@ -166,8 +166,8 @@ class Fetcher:
   def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the path of the completed part file."""
     partials = _parts(path)
-    # Request the last byte again, because a server rejects a range that starts after the end of the
-    # file.
+    # Request the last downloaded byte again. If the file is already complete, the byte after it
+    # does not exist, and a server would reject a range that starts there.
     start = max(partials[0].stat().st_size - 1, 0) if len(partials) == 1 else 0
     try:
       response = self._open(file.url, start)

@@ -31,8 +31,8 @@ _PACKAGES = ("onnx", "onnxruntime")
 _BATCH_TOKENS = 1024
 # If sentences have more tokens than this, a batch contains fewer sentences, to save memory.
 _FULL_WIDTH = 64
-# A batch ends early only if that saves at least this many padding tokens, because JAX compiles each
-# new shape.
+# A batch can end before it is full, so that shorter sentences get less padding. JAX compiles each
+# new shape, however, so a batch ends early only if this saves at least this many padding tokens.
 _WORTHWHILE = 2048
 
 
@@ -43,8 +43,8 @@ Batch = tuple[np.ndarray, np.ndarray]
 def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   """Returns the name of the backend that runs a network fastest on this machine.
 
-  JAX is fastest on accelerators and for bfloat16. On CPUs, ONNX Runtime is fastest if it is
-  installed and supports the network; otherwise, this function returns JAX.
+  On accelerators and for bfloat16, JAX is fastest. On CPUs, ONNX Runtime is fastest if it is
+  installed and supports the network. In all other cases, the result is JAX.
   """
   has_graph = isinstance(network.config, onnx.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
@@ -149,8 +149,8 @@ class CpuBackend:
       import onnxruntime
     del onnx, onnxruntime
     self._network, self.params, self.process = network, params, os.getpid()
-    # Use the cores available to this process, but at most OMP_NUM_THREADS, which launchers set when
-    # they start several workers.
+    # Use the cores available to this process, but at most OMP_NUM_THREADS. Launchers set this
+    # variable when they start several workers on a machine.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     limit = os.environ.get("OMP_NUM_THREADS", "")
     self._threads = max(1, min(cores or 1, int(limit) if limit.isdigit() else sys.maxsize))
@@ -222,9 +222,10 @@ def padded_batches(
 ) -> Iterator[Batch]:
   """Yields batches of sentences with similar lengths, padded to a few shapes.
 
-  The number of tokens (T) is rounded up to 1 or 1.5 times a power of two. In the last batch, the
-  number of rows (R) is also rounded up. A batch ends before the first sentence that fills at most
-  half the batch's width, if this saves enough padding.
+  Sentences are ordered from longest to shortest. The width of a batch is the number of tokens in
+  its longest sentence, rounded up to 1 or 1.5 times a power of two. In the last batch, the number
+  of rows (R) is also rounded up. If a sentence fills at most half the width of a batch, the batch
+  ends before this sentence, provided that this saves enough padding.
 
   Args:
     ids: Token ids for each sentence.
@@ -256,8 +257,9 @@ def length_batches(
 
   Args:
     ids: Token ids for each sentence.
-    shape: Function that takes the lengths of the sentences not yet batched, in descending order,
-      and returns (B, R, T).
+    shape: Function that takes the lengths of the sentences not yet batched, in descending order. It
+      returns the next batch's number of sentences, number of rows (sentences and padding), and
+      number of tokens per row.
   """
   length_N = np.fromiter(map(len, ids), np.int64, len(ids))
   order_N = np.argsort(-length_N, kind="stable")

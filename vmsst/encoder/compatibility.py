@@ -242,8 +242,9 @@ def quantize(
       256 levels between the dimension's lowest and highest value. Each bit is 1 if the value is
       positive, and 8 bits are packed into each int8 or uint8.
     ranges_2D: The lowest and the highest value of each dimension, for int8 and uint8. Values
-      outside the range are clipped. If omitted, the ranges are computed from the vectors, which
-      requires at least two vectors. Use the same ranges for all vectors that you compare.
+      outside the range are clipped. If `ranges_2D` is omitted, the ranges are computed from the
+      vectors, which requires at least two vectors. Use the same ranges for all vectors that you
+      compare.
 
   Raises:
     ValueError: If the precision is unknown, `ranges_2D` is omitted for a single vector, or

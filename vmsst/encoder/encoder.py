@@ -29,9 +29,9 @@ from vmsst.networks import sentence_encoder
 
 Language = str | Sequence[str] | None
 
-# Number of sentences that are tokenized and sorted together, so that each batch contains sentences
-# of similar lengths. The next window is tokenized while the vectors of the current window are
-# computed.
+# Window size: number of sentences that are tokenized and sorted together, so that each batch
+# contains sentences of similar lengths. The next window is tokenized while the vectors of the
+# current window are computed.
 _WINDOW = 1 << 13
 
 

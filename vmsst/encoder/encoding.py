@@ -51,7 +51,8 @@ def encode(
 def identity(encoder: Any, name: str) -> dict[str, str]:
   """Returns an encoder's identity as a JSON object: `name`, and `digest` and `prompt` if set.
 
-  Stored results with a different digest come from a different encoder; see `vmsst.io.manifest`.
+  If stored results contain a different digest, a different encoder computed them; see
+  `vmsst.io.manifest`.
 
   Args:
     encoder: An object with `encode(texts)`. If the object has the attribute `digest`, as `Encoder`
@@ -165,13 +166,13 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
 class EncoderSource:
   """Opens an encoder in any process.
 
-  If a process does not have the encoder yet, the process loads it, and keeps it in memory until it
-  loads a different encoder.
+  If a process does not have the encoder yet, the process loads the encoder, and keeps it in memory
+  until a different encoder is loaded.
 
   Attributes:
     identity: See the function `identity`.
     load: Function that loads the encoder in a different process, and returns the encoder's name and
-      the encoder; None if only this process can use the encoder.
+      the encoder. `load` is None if only this process can use the encoder.
     options: Options for each call to `encode`.
   """
 

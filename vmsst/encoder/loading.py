@@ -173,9 +173,9 @@ def _open_source(
 ) -> Iterator[tuple[str | None, pathlib.Path, Converted | None]]:
   """Yields an encoder's name, local folder and, for a released encoder, the converted encoder.
 
-  The name is None if the path to the parameters serves as the name. With `for_training`, the
-  encoder may lack a vocabulary, and mT5's decoder is read, too. On exit, parameters that were
-  copied from an object store are deleted.
+  For a local folder, the name is None, and callers use the path to the parameters as the name. With
+  `for_training`, the encoder may lack a vocabulary, and mT5's decoder is read, too. On exit,
+  parameters that were copied from an object store are deleted.
   """
   name, folder = None, pathlib.Path(os.path.abspath(os.path.expanduser(path)))
   if not os.fspath(path) or folder.is_file():
@@ -255,7 +255,7 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
 
   Args:
     parameters: A `checkpoint_<step>` folder or the `model.safetensors` of an export. In a
-      sentence-transformers export, tensors have the same names as in transformers.
+      sentence-transformers export, the tensors have the names that transformers uses.
     network: The network to restore.
 
   Returns:
@@ -289,8 +289,8 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
     sources[name] = source
   inputs = {key: saved[key] for source in sources.values() for key in source.names}
   if is_export:
-    # Copy tensors one by one, so that at most one tensor is in memory twice. On a CPU, arrays share
-    # memory with the mapped file.
+    # Copy tensors one by one, so that at most one tensor is in memory twice. On a CPU, nothing is
+    # copied, because the arrays share memory with the mapped file.
     arrays = {
       name: jax.block_until_ready(jax.device_put(value, may_alias=True))
       for name, value in inputs.items()
@@ -370,7 +370,8 @@ def load(
   Raises:
     InputError: If no encoder exists at this path, its parameters do not match its `encoder.json`,
       `dtype` or `backend` is unknown, the backend does not support the dtype, `max_length` exceeds
-      the position table, or a package required for the store or the backend is not installed.
+      the encoder's position table, or a package required for the store or the backend is not
+      installed.
   """
   errors.check_choice("backend", backend, (backends.AUTO, *backends.BACKENDS))
   on_host: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()

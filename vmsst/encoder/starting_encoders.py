@@ -1,13 +1,15 @@
 """Functions for gin files that return the settings a run inherits from its starting encoder.
 
+For example, these lines in a gin file set the pooling and the normalization:
+
     sentence_encoder.SentenceEncoder:
       pooling = @starting_encoders.pooling()
       normalize = @starting_encoders.normalize()
     starting_encoders.pooling.checkpoint = %INITIAL_CHECKPOINT_PATH
     starting_encoders.normalize.checkpoint = %INITIAL_CHECKPOINT_PATH
 
-Without these settings, a run that starts from LaBSE would use mean pooling instead of the first
-token, and a run that starts from E5 would lose its prompts.
+Without these lines, a run that starts from LaBSE would use mean pooling instead of the first token,
+and a run that starts from E5 would not scale its vectors to length 1.
 """
 
 import dataclasses
@@ -33,7 +35,7 @@ def network(
 
   Args:
     checkpoint: A path that `vmsst.load` opens, such as a sentence-transformers or transformers
-      folder, a Hugging Face Hub name, a run or an export. It must be set, even in a dry run.
+      folder, a Hugging Face Hub name, a run or an export. Required, even in a dry run.
     **options: Config values to override, such as `dropout_rate`, `dtype`, `remat` and
       `scan_layers`. A static encoder has no layers and ignores layer options.
 
@@ -59,7 +61,7 @@ def pooling(checkpoint: str | os.PathLike[str] | None) -> str:
 
   Args:
     checkpoint: A `checkpoint_<step>` folder from a run or an import, or a name on the Hugging Face
-      Hub. If it is None, as in a dry run without a checkpoint, the result is "mean".
+      Hub. If `checkpoint` is None, as in a dry run without a checkpoint, the result is "mean".
 
   Raises:
     InputError: If no checkpoint exists at this path, or if it has no `encoder.json`.

@@ -37,8 +37,8 @@ def distill_static(
 
   Args:
     encoder: The teacher, an encoder with a tokenizer.json.
-    texts: Texts to count tokens in. If omitted, token frequencies are estimated with Zipf's law
-      from the order of the tokenizer's vocabulary.
+    texts: Texts to count tokens in. If `texts` is omitted, token frequencies are estimated with
+      Zipf's law from the order of the tokenizer's vocabulary.
     dimensions: Width of the vectors, at most the encoder's width.
     words: Number of words to add to the vocabulary. The most frequent words in `texts` are added,
       except words that are already single tokens.
@@ -46,7 +46,8 @@ def distill_static(
       `Encoder.trim`.
 
   Raises:
-    InputError: If the encoder has no tokenizer.json, or if `words` or `trim` is used without texts.
+    InputError: If the encoder has no tokenizer.json, or if `words` or `trim` is passed without
+      `texts`.
   """
   errors.as_integer("dimensions", dimensions, maximum=encoder.dimension)
   errors.as_integer("words", words, minimum=0)
@@ -78,8 +79,8 @@ def distill_static(
     count_V = 1 / np.arange(2, len(ids) + 2)
   table_VS *= (_SIF / (_SIF + count_V / max(1, count_V.sum())))[:, None].astype(np.float32)
   if vocabulary.unk_id is not None:
-    # Some packages do not skip unknown tokens. Because the unknown token's vector is zero, their
-    # sentence vectors still have the same direction.
+    # Some packages that load static encoders include unknown tokens in the mean of the token
+    # vectors. A zero vector makes the mean shorter, but does not change its direction.
     table_VS[vocabulary.unk_id] = 0
   network = sentence_encoder.SentenceEncoder(
     static.StaticConfig(len(ids), dimensions), dimensions, head=False, normalize=True

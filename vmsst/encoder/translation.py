@@ -74,8 +74,8 @@ class Translator:
   ) -> list[str]:
     """Returns one sentence in `language` for each input, generated from the input's vector.
 
-    The vector is the mean of the semantic latent. The translation terms of the training loss use
-    this vector as the decoder's only input. The other arguments are as in `generate`.
+    The input's vector is the mean of its semantic latent. In the translation terms of the training
+    loss, this vector is also the decoder's only input. The other arguments are as in `generate`.
 
     Raises:
       TypeError: If an item is not a string. The message shows the item.
@@ -95,9 +95,9 @@ class Translator:
   ) -> list[str]:
     """Generates a sentence for each vector by greedy decoding, up to EOS.
 
-    If the network has a language latent, it is set to zero, the mean of its prior, as in the
-    translation terms of the training loss. Apart from rounding error, a sentence does not depend on
-    the other rows.
+    If the network has a language latent, the latent is set to zero, which is the mean of its prior,
+    as in the translation terms of the training loss. Apart from rounding error, a generated
+    sentence does not depend on the other vectors.
 
     Args:
       vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
@@ -150,8 +150,8 @@ class Translator:
   ) -> Float[np.ndarray, "N"]:
     """Returns log p(sentence | vector) for each sentence in nats, float32. Values are at most 0.
 
-    The result is a sum over the tokens of a sentence, EOS included. Sentences are cut as in
-    `encoder.encode`.
+    The log-likelihood of a sentence is the sum over its tokens, EOS included. Sentences are cut as
+    in `encoder.encode`.
 
     Args:
       sentences: Strings.
@@ -341,8 +341,8 @@ def token_log_likelihoods(
 ) -> Float[Array, "B"]:
   """Returns log p(tokens | sentence vector, language) for each row, in nats, float32.
 
-  Training maximizes a weighted version of this sum over the tokens that are not padding. The
-  softmax covers all rows of the network's token table.
+  The result is a sum over the tokens that are not padding. Training maximizes a weighted version of
+  this sum. The softmax covers all rows of the network's token table.
 
   Args:
     network: The network with the decoder and the vocabulary projection.

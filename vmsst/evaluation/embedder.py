@@ -23,8 +23,7 @@ class TextSet:
   """Texts in one language.
 
   Attributes:
-    language: Language code from the benchmark's files, in any form that
-      `vmsst.languages.language` accepts.
+    language: Language code of the texts, in any form that `vmsst.languages.language` accepts.
     texts: The texts, in file order.
     method: Encoder method to call; `encode` is called if the encoder lacks this method. Only large
       tasks may use a method other than `encode`.
@@ -111,7 +110,8 @@ class Embedder:
   ) -> Iterator[Arrays]:
     """Yields `compute(content)` for every chunk, in order.
 
-    Subclasses may compute chunks in other processes and store the results.
+    This class computes all chunks in this process. Subclasses may compute chunks in other processes
+    and store the results.
 
     Args:
       title: Name of the computation, for the progress bar.
@@ -126,7 +126,8 @@ class Embedder:
       for chunk in chunks:
         yield compute(chunk.content)
         done += chunk.size
-        # The encoder's own progress bar may already have advanced this bar.
+        # While the chunk was computed, the encoder's own progress may already have advanced this
+        # bar.
         bar.update(max(0, done - bar.n))
 
   def __call__(self, text_set: TextSet) -> np.ndarray:
@@ -168,8 +169,8 @@ class Embedder:
   def share(self, text_sets: Sequence[TextSet], report: Callable[[str], None]) -> None:
     """Embeds the distinct texts of several text sets together.
 
-    Later calls to the embedder reuse these vectors. Vectors from an earlier call to `share` are
-    discarded.
+    Later calls to the embedder reuse the vectors of these texts. Vectors from an earlier call to
+    `share` are discarded.
     """
     keys = dict.fromkeys(key for text_set in text_sets for key in _keys(text_set))
     self._shared.clear()

@@ -19,7 +19,8 @@ class MtebModel:
   """Wraps an encoder as a model for `mteb.evaluate`.
 
   In retrieval tasks, the encoder's prompts, if any, are applied to queries and documents. In
-  monolingual tasks, the language is passed to encoders that accept the option `language`.
+  monolingual tasks, the language of the task is passed to encoders whose `encode` accepts the
+  option `language`.
 
   Attributes:
     mteb_model_meta: Name and revision of the model; mteb stores results under the name and the
@@ -113,7 +114,7 @@ def evaluate(
 ) -> dict[str, float]:
   """Evaluates an encoder on MTEB tasks; returns the main score of each task, times 100.
 
-  The mteb package downloads the data.
+  The mteb package downloads the data for the tasks.
 
   Args:
     encoder: An object with `encode(texts)`.

@@ -10,8 +10,8 @@ The numbers are in papers.json:
 
 These numbers are omitted:
 
-* STS and BUCC in the soft contrastive paper. The paper uses the MTEB tasks with these names, not
-  the benchmarks in this library.
+* The results for STS and BUCC in the soft contrastive paper. The paper uses the MTEB tasks named
+  STS and BUCC, which differ from this library's benchmarks with these names.
 * The per-language results in Table 6 of the VMSST paper. The labels contradict the values, because
   Arabic and Spanish appear to be swapped.
 * Table 8 of the VMSST paper. The table averages over seen and unseen languages without naming the
@@ -94,7 +94,8 @@ def for_average(benchmark: str, name: str) -> list[Number]:
 def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> list[Number]:
   """Returns the published numbers for one metric of a single result.
 
-  Codes from different standards match if they mean the same language. "de-en" matches "en-de".
+  Codes from different standards, such as "de" and "deu", match if they mean the same language. The
+  language pair "de-en" matches "en-de".
 
   Args:
     benchmark: Name of the benchmark.

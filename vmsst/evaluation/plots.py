@@ -3,8 +3,9 @@
     vmsst.plots.similarity(["How are you?", "Wie geht's?", "It rains."], encoder=encoder)
     vmsst.plots.languages(encoder.encode(texts), codes).savefig("languages.png")
 
-With `%matplotlib inline`, a notebook shows the figure that a cell returns. The other functions draw
-images for reports and return them as `Image` objects.
+With `%matplotlib inline`, a notebook shows the figure that a cell returns. Apart from `similarity`
+and `languages`, the functions in this module draw images for reports and return them as `Image`
+objects.
 """
 
 import base64
@@ -79,8 +80,8 @@ def similarity(
 def languages(vectors: Any, labels: Sequence[str]) -> Any:
   """Returns a scatter plot of vectors by their first two principal components.
 
-  If the encoder is language-agnostic, the languages overlap. Otherwise, each language forms a
-  cluster.
+  If the encoder that computed the vectors is language-agnostic, the points for different languages
+  overlap. Otherwise, the points for each language form a cluster.
 
   Args:
     vectors: Sentence vectors [N, D]; they are normalized.

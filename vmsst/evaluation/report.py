@@ -98,8 +98,8 @@ def sections(by_encoder: Mapping[str, results_files.Results]) -> list[Section]:
   user_tables = [
     _table(next(iter(x.values()))["title"], "System", _averages(x)) for x in user_files
   ]
-  # The overview shows the main averages of each benchmark. For a benchmark without main averages,
-  # the overview shows the first average.
+  # The overview shows the main averages of each benchmark, as listed in papers.json. If papers.json
+  # lists no main averages for a benchmark, the overview shows the benchmark's first average.
   overview: Cells = {}
   for name, benchmark_results in by_benchmark.items():
     main = [average for benchmark, average in papers.content()["main"] if benchmark == name]
@@ -178,10 +178,11 @@ def _benchmark(name: str, by_encoder: ResultsByEncoder) -> Section:
 def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
   """Yields the rows of the results table; each cell of an error matrix becomes one row.
 
-  For each matrix, the row "de->*" shows the mean error over German queries, and the row "*->de"
-  shows the mean error over German candidates. If there are several texts, the row "de" shows the
-  mean error per text over all cells with German queries or German candidates, as in the paper's
-  Table 5. All German versions have equal weight.
+  For each error matrix, additional rows show means. The row "de->*" shows the mean error over
+  German queries, and the row "*->de" shows the mean error over German candidates. If there are
+  several texts, the row "de" shows, for each text, the mean error over all cells with German
+  queries or German candidates, as in the paper's Table 5. All German versions of a text have equal
+  weight.
   """
   texts = [result for result in results if result.arrays]
   errors_by_code: dict[str, dict[str, list[float]]] = {}

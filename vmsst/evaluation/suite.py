@@ -222,7 +222,7 @@ def seen_means(
 ) -> Numbers:
   """Returns separate means for seen and unseen languages; {} if `seen` is None.
 
-  A result counts as seen if all its languages are in the training data.
+  A result counts as seen if all its languages are in the training data, and otherwise as unseen.
   """
   means: Numbers = {}
   if seen is not None:

@@ -1,10 +1,10 @@
 """Imports the released EMS model: the encoder and both heads.
 
-The result contains the parameters of an `EmsNetwork` with `xtr_layer_norm`. The import renames all
-parameters and changes two tables. The first row of the position table is dropped, because it is for
-padding. The rows of the language table are reordered: the released table follows the language
-symbols in the vocabulary (<2en>, <2af>, ...), but this library follows `vmsst.languages`. Languages
-that EMS was not trained on get rows of zeros.
+The released model becomes an `EmsNetwork` with `xtr_layer_norm`. The import renames all parameters
+and changes two tables. The first row of the position table is dropped, because it is for padding.
+The rows of the language table are reordered: in the released table, they are in the order of the
+language symbols in the vocabulary (<2en>, <2af>, ...), but in this library, they are in the order
+of `vmsst.languages`. Languages that EMS was not trained on get rows of zeros.
 """
 
 import pathlib
@@ -39,7 +39,7 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
   """Imports an EMS checkpoint.
 
   Like the released code, the imported encoder lowercases each text and splits it into words with
-  language-specific rules. `encode` therefore requires the language.
+  language-specific rules. `encode` therefore requires the language of the texts.
 
   Args:
     path: The released `EMS_model.pt`, another checkpoint written by the EMS training code, or a
@@ -56,8 +56,8 @@ def convert(path: pathlib.Path, *, vocabulary: str, num_heads: int | None = None
 
   weights = {}
   for name, tensor in tensors.open_file(path).items():
-    # Data-parallel training adds the prefix "module.". Older checkpoints use a different name for
-    # the first layer of the XTR head.
+    # Data-parallel training adds the prefix "module." to tensor names. Older checkpoints use a
+    # different name for the first layer of the XTR head.
     name = name.removeprefix("module.")
     weights[name.replace("model.decoder.transform.", "model.transform.")] = tensor
   try:

@@ -211,10 +211,10 @@ def _write(path: epath.Path, content: bytes) -> None:
 def write(saved: SavedEncoder, folder: pathlib.Path) -> None:
   """Writes an encoder into a folder that `vmsst.load` opens.
 
-  `model.safetensors` contains the parameters in float32, with names such as
-  `encoder/layers_0/...`. If the run scanned its layers, the names are `encoder/layers/...`, and the
-  parameters have a leading layer axis. `encoder.json` contains the SHA-256 of `model.safetensors`,
-  and `vmsst.load` verifies this checksum.
+  `model.safetensors` contains the parameters in float32, with names such as `encoder/layers_0/...`.
+  If the network has `scan_layers`, the names are `encoder/layers/...`, and these parameters have a
+  leading layer axis. `encoder.json` contains the SHA-256 of `model.safetensors`, and `vmsst.load`
+  verifies this checksum.
   """
   tensors.write_file(folder / WEIGHTS_FILE, saved.arrays)
   save_assets(saved.assets, folder, [WEIGHTS_FILE])

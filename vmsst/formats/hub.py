@@ -19,8 +19,9 @@ from vmsst.formats.encoder_json import SavedEncoder
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 _LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
-# Files to download besides the encoder's weights. Layers after the pooling may have PyTorch weights
-# even if the encoder has safetensors weights.
+# Files to download besides the encoder's weights. They include PyTorch weights in the folders of
+# the layers after the pooling, because these layers may lack safetensors weights even if the
+# encoder has them.
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
 # Weights of the encoder, in order of preference.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
@@ -88,7 +89,7 @@ def upload(
   Args:
     folder: Folder with an encoder that sentence-transformers can open.
     repository: `owner/name`. A new repository is created.
-    public: Whether a new repository is public. The visibility of an existing repository must match.
+    public: Whether a new repository is public. An existing repository must have this visibility.
     revision: Branch to commit to (default: the main branch). A new branch starts from main.
 
   Raises:

@@ -5,9 +5,10 @@ dictionary of pieces (`.cvocab`). LASER2's dictionary is stored in its `.pt` fil
 languages, LASER3 was released with its own `.spm` and `.cvocab` files. All other languages use the
 LASER2 files.
 
-The import swaps the first two ids, because BOS and padding have ids 0 and 1 in fairseq, but 1 and 0
-in this library. The SentencePiece pieces are sorted into dictionary order. Pieces that are missing
-from the dictionary come last, and each of them gets a copy of the unknown token's vector.
+The import swaps the first two ids, because BOS and padding have ids 0 and 1 in fairseq (the library
+that LASER was trained with), but 1 and 0 in this library. The SentencePiece pieces are sorted into
+dictionary order. Pieces that are missing from the dictionary come last, and each of them gets a
+copy of the unknown token's vector.
 
 References: Heffernan et al. 2022 (LASER3); the code at github.com/facebookresearch/LASER.
 """
@@ -90,7 +91,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   encoder uses this limit as its maximum length, unless LASER3's config sets a lower maximum.
 
   Args:
-    folder: Folder with a `.pt`, its `.spm` and, for LASER3, its `.cvocab`.
+    folder: Folder with a `.pt` file, its `.spm` file and, for LASER3, its `.cvocab` file.
 
   Raises:
     InputError: If a file is missing or damaged, or this library does not support the encoder.
@@ -146,8 +147,8 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
   def params() -> dict[str, np.ndarray]:
     arrays = tensors.to_parameters(table, weights)
     if isinstance(config, transformer.TransformerConfig):
-      # Sines come first, then cosines. Compute both in float32 like fairseq, because the encoder
-      # was trained with these rounding errors.
+      # Each row of the position table contains sines, then cosines. Compute them in float32 like
+      # fairseq, because the encoder was trained with the rounding errors of float32.
       half = config.emb_dim // 2
       step = np.float32(-math.log(10_000) / max(half - 1, 1))
       rate_F = np.exp(np.arange(half, dtype=np.float32) * step)

@@ -1,11 +1,11 @@
 """Imports the released VMSST, or mT5 to initialize a training run (VMSST paper, section 6.4).
 
 The sentence encoder and the language encoder both start as copies of mT5's encoder. The decoder
-starts with mT5's self-attention, feed-forward layers and norms. A sentence injection replaces
-cross-attention, but the norm before cross-attention is kept and becomes the norm before the
-injection. mT5's `lm_head` becomes the part of the vocabulary projection that multiplies hidden
-states. The part for latents is initialized at random, and so are the heads, language tables and
-injections.
+starts with mT5's self-attention, feed-forward layers and norms. In each decoder layer, a sentence
+injection (`decoder.SentenceInjection`) replaces mT5's cross-attention. The norm before
+cross-attention becomes the norm before the injection. VMSST's vocabulary projection multiplies both
+hidden states and latents. mT5's `lm_head` becomes the part of the projection for hidden states. The
+part for latents is initialized at random, and so are the heads, language tables and injections.
 
 The same import works for every training configuration, because each model reads only the parameters
 that it needs.
@@ -77,9 +77,9 @@ def convert(
 ) -> Converted:
   """Imports mT5 or the released VMSST, depending on the tensor names in the folder.
 
-  mT5 was not trained as a sentence encoder: its sentence vectors are simply averaged hidden states.
-  VMSST was trained on at most 32 tokens per sentence, but encodes up to 512 tokens, as in the
-  released code. To change this limit, pass `max_length` to `vmsst.load`.
+  mT5 was not trained as a sentence encoder, so its sentence vectors are simply averaged hidden
+  states. VMSST was trained on at most 32 tokens per sentence, but the imported encoder accepts up
+  to 512 tokens, like the released code. To change this limit, pass `max_length` to `vmsst.load`.
 
   Args:
     source: Folder of the model.
@@ -93,8 +93,8 @@ def convert(
     InputError: If a file is missing, damaged or not supported.
   """
   path = source / transformers.CONFIG_FILE
-  # umT5 has a different `model_type`. It is not supported, because each layer has its own bias
-  # table.
+  # umT5 has a different `model_type`. This library does not support umT5, because each layer in
+  # umT5 has its own table of position biases.
   fixed = {"feed_forward_proj": "gated-gelu", "layer_norm_epsilon": 1e-6}
   config = transformers.read_object(path)
   sizes = msgspec.structs.asdict(transformers.check_config(path, config, _Options, fixed))

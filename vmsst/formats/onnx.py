@@ -46,13 +46,14 @@ def write(
   `sentence_embedding`, float32 [B, S], equals the vectors of `vmsst.load(path).encode` in float32,
   up to rounding error. The weights are in `model.onnx_data`.
 
-  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. The output
-  of this second model is the hidden states, [B, T, D]. This backend works only if transformers
-  supports the architecture.
+  `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. This second
+  model returns the hidden states of the encoder, [B, T, D]. The backend works only if transformers
+  supports the encoder's architecture.
 
-  The tokenizer in `tokenizer.json` produces the inputs. It truncates texts to the maximum length
-  and pads them. If a text contains the padding token of an imported tokenizer, such as "<pad>",
-  this string is treated as padding. For other differences, see `tokenizers.export`.
+  The tokenizer in `tokenizer.json` produces `input_ids` and `attention_mask`. It truncates texts to
+  the maximum length and pads them. If a text contains the padding token of an imported tokenizer,
+  such as "<pad>", this string is treated as padding. For other differences between the exported
+  tokenizer and the vocabulary, see `tokenizers.export`.
 
   Args:
     saved: The encoder.
@@ -75,7 +76,7 @@ def write(
     sentence_transformers.write_modules(saved, tokenizer, folder, model_args=states)
   # The tokenizer option `encode_special_tokens` changes how special tokens in a text are tokenized.
   # To make ids independent of this option, special tokens that can occur in a text become ordinary
-  # added tokens, and all others are removed.
+  # added tokens, and all other special tokens are removed.
   record = json.loads(tokenizer.content)
   added = [] if tokenizer.splits_special_tokens else record["added_tokens"]
   record["added_tokens"] = [{**token, "special": False} for token in added]
@@ -343,8 +344,8 @@ class _Stack(NamedTuple):
     graph, config = self.graph, self.config
     theta, width = config.local_rope_theta if is_local else config.rope_theta, config.head_width
     rate_F = theta ** (-np.arange(0, width, 2) / width)
-    # The first half of a rotated vector is `first * cos - second * sin`. Since the sine is odd,
-    # negative rates produce the minus sign.
+    # The first half of a rotated vector is `first * cos - second * sin`. Negative rates in this
+    # half produce the minus sign, because sin(-x) is -sin(x) and cos(-x) is cos(x).
     rate_K = np.float32(np.concatenate([-rate_F, rate_F]))
     position_T11 = graph.Unsqueeze(self.position_T, np.array([1, 2]))
     position_T11 = graph.Cast(position_T11, to=graph.library.TensorProto.FLOAT)

@@ -47,8 +47,8 @@ _OTHERS = ("adapter_config.json", "processor_config.json", "preprocessor_config.
 _E5 = {"query": "query: ", "passage": "passage: "}
 # Name of the pooled vector in the modules' inputs and outputs.
 _VECTOR = "sentence_embedding"
-# Pooling methods, with the corresponding keys in older files. The vectors from several methods are
-# concatenated in this order.
+# Pooling methods, with the corresponding keys in older files. If a model uses several methods,
+# their vectors are concatenated in this order.
 _Pool = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 _POOLING_FLAGS: dict[_Pool, str] = {
   "cls": "pooling_mode_cls_token",
@@ -494,8 +494,8 @@ def write_modules(
     InputError: If transformers does not support the encoder. Nothing is written in this case.
   """
   network, assets = saved.network, saved.assets
-  # sentence-transformers treats a missing "query" or "document" prompt as empty, so write the
-  # prompts that this library would use (the default prompt, or "passage").
+  # sentence-transformers treats a missing "query" or "document" prompt as empty, but this library
+  # uses a prompt with a similar name (such as "passage") or the default prompt. Write this prompt.
   vocabulary = assets.vocabulary
   prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
   prompts |= tokenizers.method_prompts(prefix, prompts)

@@ -108,7 +108,9 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
 
 
 def export(vocabulary: Any, max_length: int) -> tokenizers.ExportedTokenizer:
-  """Returns a tokenizer that truncates texts, because both packages rely on it for truncation.
+  """Returns a tokenizer that truncates texts.
+
+  Neither sentence-transformers nor Model2Vec truncates texts without such a tokenizer.
 
   Raises:
     InputError: If the vocabulary adds special tokens to texts, or cannot be converted to a

@@ -68,9 +68,10 @@ def all_checkpoints(run: str | os.PathLike[str]) -> list[epath.Path]:
 def is_complete(checkpoint: epath.Path) -> bool:
   """Returns whether a checkpoint is complete.
 
-  A local folder is renamed into place when it is complete. In an object store, a complete
-  checkpoint contains Orbax's marker or the checksums, because both are written last. A checkpoint
-  that was copied from a local disk contains only the checksums.
+  A local checkpoint gets its name only when it is complete. In an object store, a complete
+  checkpoint contains Orbax's marker file or the file with checksums, because these two files are
+  written last. A checkpoint that was copied from a local disk contains only the file with
+  checksums.
   """
   names = storage.names(checkpoint)
   is_marked = COMMIT_FILE in names or CHECKSUMS in names
@@ -248,8 +249,8 @@ def prepare(run: str) -> None:
   """Prepares the checkpoints of a run in an object store for Orbax.
 
   Marks complete checkpoints that were copied into the store, because Orbax treats a checkpoint
-  without a marker as incomplete. Removes checkpoints that were never completed. Orbax's clean-up
-  function would also remove all other folders in the run.
+  without a marker as incomplete. Removes checkpoints that were never completed. Orbax's own
+  clean-up function is not used, because it would also remove all other folders in the run.
   """
   for checkpoint in folders(run):
     names = storage.names(checkpoint)
@@ -302,7 +303,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
       checksums.setdefault(folder, {})[name] = digest
     for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
-        continue  # Without this folder, the run skips the batches it has already used.
+        continue  # Without this folder, a resumed run skips the batches it has already used.
       files = set(storage.files_below(checkpoint / folder))
       for name, digest in checksums.get(folder, {}).items():
         if name not in files:

@@ -2,10 +2,10 @@
 
 `open_file` reads safetensors files and PyTorch state dicts. It never runs code from a file.
 
-A table describes a model from another library. Each `Row` contains the name and shape of a tensor,
-and the names of the parameters that the tensor is converted to. `check` compares a table with the
-tensors in a file, and `to_parameters` converts the tensors. For exports, `to_tensors` uses the same
-table in the opposite direction.
+A table describes a model from another library. Each `Row` in a table contains the name and shape of
+a tensor, and the names of the parameters that the tensor is converted to. `check` compares a table
+with the tensors in a file, and `to_parameters` converts the tensors. For exports, `to_tensors` uses
+the same table in the opposite direction.
 """
 
 import functools
@@ -25,13 +25,13 @@ import safetensors
 
 from vmsst import errors
 
-# Types that are converted to float32. Quantized weights and position ids have different types.
+# Types that `read` converts to float32. It rejects all others, such as those of quantized weights.
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _TYPES = _FLOATS | {
   "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,
   "BOOL": np.bool_, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
 }  # fmt: skip
-# JAX uses mapped arrays without a copy only if the arrays are aligned to 64 bytes.
+# JAX uses memory-mapped arrays without a copy only if the arrays are aligned to 64 bytes.
 _ALIGNMENT = 64
 # Number of values to check at once. Checking in blocks avoids reading a whole mapped file into
 # memory.
@@ -126,10 +126,11 @@ def write_file(
 ) -> None:
   """Writes float32 arrays to a new safetensors file, aligned so that JAX can map them into memory.
 
-  The writer in the safetensors package does not align tensors, and it sets the file mode to 0600.
+  This function replaces the writer in the safetensors package, which does not align tensors and
+  sets the file mode to 0600.
   """
   header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
-  # The format allows no gaps, so tensors with sizes that would misalign the next tensor come last.
+  # The format allows no gaps, so tensors whose sizes would misalign the next tensor come last.
   names = sorted(arrays, key=lambda name: (arrays[name].nbytes % _ALIGNMENT != 0, name))
   end = 0
   for name in names:
@@ -204,8 +205,8 @@ class Row(NamedTuple):
   """Maps a tensor from another library to parameters.
 
   Attributes:
-    source: Name of the tensor. If empty, the model has no corresponding tensor, and the parameter
-      is set to ones.
+    source: Name of the tensor. If empty, the other library's model has no such tensor, and the
+      parameter is set to ones.
     shape: Shape of the tensor.
     targets: Names of the parameters. The tensor is split along its first axis into one equal part
       per name.
@@ -330,8 +331,8 @@ class Source(NamedTuple):
 def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source | None:
   """Looks up a parameter in a checkpoint with either layout; returns None if it is missing.
 
-  If the network has fewer layers than the checkpoint, the first layers are used, unless both the
-  network and the checkpoint have scanned layers.
+  If the network has fewer layers than the checkpoint, the checkpoint's first layers are used.
+  However, this is not supported if both the network and the checkpoint have scanned layers.
 
   Args:
     name: Name of the parameter.

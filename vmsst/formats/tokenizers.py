@@ -43,8 +43,8 @@ _PADDING = ("<pad>", "[PAD]")
 _TEMPLATE = "TemplateProcessing"
 ROLES = {"query": ("query",), "document": ("document", "passage", "corpus")}
 """Prompt names for queries and documents, in order of preference."""
-# Texts to put after a prefix in a test, because the script or punctuation after a prefix may change
-# the tokens of the prefix.
+# Texts for testing whether the tokens of a prefix stay the same when different scripts or
+# punctuation marks follow the prefix.
 _PROBES = ("a", "Hello, world", "(1999)", "Привет", "你好", "مرحبا", "«mañana»")
 # Bonus added to the log probability of a new word. The bonus exceeds rounding error, so the
 # tokenizer prefers the word to its pieces.
@@ -64,7 +64,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   `tokenize` includes the special tokens before a text, such as BERT's [CLS] or XLM-R's <s>. The
   special token after a text, such as [SEP] or </s>, is the EOS token. The file's truncation and
-  padding settings have no effect, because this library truncates and pads.
+  padding settings have no effect, because this library truncates and pads the ids itself.
 
   Attributes:
     path: The `tokenizer.json`; remote paths such as `gs://` work too.
@@ -147,7 +147,8 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
     """Returns the ids for every text, without the EOS token. The language has no effect.
 
-    A blank text has no ids, not even special tokens, so that training can drop the text pair.
+    A blank text has no ids, not even special tokens. Training can therefore recognize and drop
+    pairs with a blank text.
     """
     del language
     all_ids = zip(texts, self._ids(texts), strict=True)
@@ -378,8 +379,9 @@ def for_static_encoder(
 ) -> tuple[HuggingFaceVocabulary, list[list[int]]]:
   """Removes the special tokens from a vocabulary and adds frequent words as tokens.
 
-  In a Unigram tokenizer, the score of a new word is barely higher than the score of the word's
-  pieces. Texts that do not contain the word are therefore tokenized as before.
+  In a Unigram tokenizer, the score of a new word is barely higher than the total score of the
+  word's pieces. The word therefore only replaces these pieces, and everything else in a text is
+  tokenized as before.
 
   Args:
     vocabulary: A transformer encoder's vocabulary. Its prompts are dropped.
@@ -410,7 +412,7 @@ def for_static_encoder(
       word = "".join(token.removeprefix(start) for token in tokens)
       if word not in vocab and len(added) < words:
         added[word] = ids
-    # New words follow the model's tokens, so the ids of the added tokens after them increase.
+    # New words get the ids after the model's tokens, so the added tokens move to higher ids.
     count = len(model["vocab"])
     for token in record["added_tokens"]:
       token["id"] += len(added) * (token["id"] >= count)
@@ -713,9 +715,9 @@ def _pipeline(
 
 # --------------------------------------------------------------------------------------------
 # Writing. A text may contain the string of a special token: "</s>", for example, is often just web
-# page markup. This library's vocabularies tokenize such a string as ordinary text. Exported special
-# tokens therefore start with a space (" </s>"). No text can match these tokens, because the
-# tokenizer first replaces all spaces.
+# page markup. This library's vocabularies tokenize such a string as ordinary text. To do the same,
+# an exported tokenizer has special tokens that start with a space (" </s>"). No text can match
+# these tokens, because the tokenizer first replaces all spaces.
 
 # Matches Σ at the end of a word: a letter precedes it, and no letter follows.
 _FINAL_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
@@ -934,8 +936,9 @@ def _unseen_signs(
 ) -> list[tuple[str, str]]:
   """Returns (decomposed, composed) pairs of vowel signs that `Precompiled` does not compose.
 
-  SentencePiece composes these signs, which are frequent in Tamil. `Precompiled` reads graphemes of
-  at most five bytes, but these signs have six bytes.
+  `Precompiled` is the normalizer for SentencePiece models in the package tokenizers. It composes
+  only graphemes of at most five bytes, but these signs, which are frequent in Tamil, have six
+  bytes. SentencePiece itself composes them.
   """
   import sentencepiece
 

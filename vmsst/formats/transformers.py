@@ -515,7 +515,8 @@ _MPNET = Architecture(
 def _local_attributes(options: Any, full_every: int, offset: int) -> dict[str, Any]:
   """Returns the rotary bases and the indices of the local layers.
 
-  If an older file does not list the layer types, every `full_every`-th layer has full attention.
+  Older `config.json` files do not list the layer types. In this case, every `full_every`-th layer
+  has full attention.
 
   Args:
     options: The options.
@@ -728,7 +729,7 @@ def architecture_of(config: transformer.TransformerConfig) -> tuple[Architecture
   An architecture fits if its `config.json` converts back to the same TransformerConfig.
 
   Raises:
-    InputError: If no architecture computes the same function.
+    InputError: If no architecture in transformers computes the same function as the network.
   """
   numerics = {name: getattr(config, name) for name in _NUMERICS}
   for architecture in (BERT, _MPNET, _MODERNBERT, _QWEN3, _GEMMA3, T5):

@@ -25,8 +25,8 @@ _where: Literal["terminal", "anywhere", "nowhere"] = "terminal"
 def shown(scope: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
   """Context manager that sets where progress bars are shown (by default, only on terminals).
 
-  If a bar is created with `disable`, this argument overrides every scope except "nowhere". On a
-  terminal, a bar updates one line. Elsewhere, a bar prints a new line every 15 seconds.
+  If `disable` is passed to a `Bar`, it overrides every `scope` except "nowhere". On a terminal, a
+  bar updates one line. Elsewhere, a bar prints a new line every 15 seconds.
   """
   global _where
   before, _where = _where, scope

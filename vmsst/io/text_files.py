@@ -310,7 +310,7 @@ class Cut(NamedTuple):
   Attributes:
     spans: The spans. Each span lies within one file.
     identity: JSON object that identifies the texts. Its keys are `name`, `lines` (the number of
-      lines) and `digest` (a hash of the concatenated texts). A text and its gzipped copy have the
+      lines) and `digest` (a hash of the concatenated texts). A file and its gzipped copy have the
       same digest.
   """
 

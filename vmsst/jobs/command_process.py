@@ -32,8 +32,8 @@ def _handler(handler: Any, *numbers: int) -> Iterator[None]:
 def default_interrupt() -> Iterator[None]:
   """Makes Ctrl-C end the process inside `with`, unless the program has its own handler.
 
-  By default, Ctrl-C raises an exception in Python. Libraries do not expect exceptions while they
-  are imported.
+  By default, Ctrl-C raises an exception in Python, but libraries do not expect exceptions while
+  they are imported.
   """
   with _handler(signal.SIG_DFL, signal.SIGINT):
     # `launch.main` blocks the signal before it re-executes the process.
@@ -45,15 +45,15 @@ def default_interrupt() -> Iterator[None]:
 def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]:
   """Runs a command inside `with`. Errors that a user can fix become a message and an exit status.
 
-  The message is one line without control characters, even if a file name contains some. Other
-  errors are raised. SIGINT and SIGTERM raise an exception, so that the command removes its
-  temporary files. During an import, the signals end the process instead, because libraries do not
-  expect exceptions while they are imported.
+  The message is one line without control characters, even if a file name contains control
+  characters. Other errors are raised. SIGINT and SIGTERM raise an exception, so that the command
+  removes its temporary files. During an import, the signals end the process instead, because
+  libraries do not expect exceptions while they are imported.
 
   Args:
     name: Name of the command, for messages.
-    owns_process: Whether the process was started for the command. If not, its signal handlers are
-      restored at the end.
+    owns_process: Whether the process was started for the command. If not, the process's signal
+      handlers are restored at the end.
 
   Yields:
     The state of the command. `status` is the exit status at the end. The command can set `hint` to
@@ -86,7 +86,8 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
     print(end="", flush=True)
   except OSError as unwritten:
     error = error or unwritten
-    # Python flushes the buffer again when it exits. Discard that output, so that no error follows.
+    # When Python exits, it tries again to flush the output that is left in the buffer. Send this
+    # output to the null device, so that the second attempt does not fail, too.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
   if signals or isinstance(error, KeyboardInterrupt):
     number = signal.Signals(signals[-1] if signals else signal.SIGINT)

@@ -56,8 +56,8 @@ def keep_busy(
     batches: The batches.
     workers: Number of batches to run at a time.
     submit: Starts a batch.
-    on_failure: Called with the error and the batch that failed. If it returns instead of raising an
-      error, the batch starts again (default: raises the error).
+    on_failure: Function to call with the error and the batch that failed (default: a function that
+      raises the error). If the function returns, the batch starts again.
   """
   queue = collections.deque(batches)
   running: dict[Future[list[Any]], Tasks] = {}
@@ -208,8 +208,9 @@ class Ray(msgspec.Struct, frozen=True):
       )
     capacity = min(total.get("CPU", 1), total["GPU"] // gpus if gpus else math.inf)
     workers = self.workers or max(1, int(capacity))
-    # max_retries: this class restarts lost batches, because Ray restarts some of them forever.
-    # max_calls: workers with GPUs stay alive too, so that a loaded encoder serves many batches.
+    # max_retries=0: Ray would restart some lost batches forever, so this class restarts them
+    # itself. max_calls=0: By default, Ray ends a worker with GPUs after each call. Keep all workers
+    # alive, so that a loaded encoder serves many batches.
     options: dict[str, Any] = {"max_retries": 0, "max_calls": 0, "num_cpus": 1, "num_gpus": gpus}
     remote = ray.remote(**options)(run_batch)
     losses: collections.Counter[int] = collections.Counter()

@@ -8,7 +8,8 @@
 
 `embed_span(encoder, path, span)` writes a file to `path`, and can return facts about the file. The
 function must write the same bytes wherever and however often it runs. A later run of the same job
-repeats a task only if its file is missing or has changed, or if the inputs or options have changed.
+repeats a task only if the task's file is missing or has changed, or if the inputs or options have
+changed.
 """
 
 import contextlib
@@ -34,8 +35,8 @@ class Task(msgspec.Struct, frozen=True):
   """One function call, which writes one file of a job.
 
   Attributes:
-    name: Path of the file, relative to the job's folder. Files in `.vmsst/` are intermediate files;
-      the job removes them when it is finished.
+    name: Path of the file, relative to the job's folder. Files in `.vmsst/` are intermediate files,
+      which are removed when the job is finished.
     arguments: Arguments of the function; must be picklable.
     key: JSON value that identifies inputs that only this task reads. A rerun compares the key, the
       task's name, and the job's inputs and options with the record.
@@ -90,7 +91,8 @@ class Job:
         options. Each old file stays until a task replaces it.
     """
     self._output, self._is_folder, self._replace = os.fspath(output), is_folder, replace
-    # JSON turns tuples into lists. The record must equal the one that a rerun reads from the file.
+    # A rerun compares its record with the record that it reads from the JSON file. JSON turns
+    # tuples into lists, so convert the record to JSON and back.
     self._record = msgspec.json.decode(
       msgspec.json.encode(manifest.Record(dict(inputs), dict(options)), enc_hook=str),
       type=manifest.Record,
@@ -106,7 +108,7 @@ class Job:
     """Locks the output and reads its record.
 
     Raises:
-      InputError: another process is writing the output, the folder contains files that no job
+      InputError: If another process is writing the output, the folder contains files that no job
         wrote, or the folder belongs to a job with different inputs or options.
     """
     with contextlib.ExitStack() as stack:
@@ -217,8 +219,9 @@ class Job:
 
     Args:
       title: Name of the step in messages and in the progress bar.
-      function: Called as `function(path, *task.arguments)`. Writes the file, and can return facts
-        about it. Must be picklable for engines with several processes.
+      function: Function that writes the file of a task, and can return facts about the file. It is
+        called as `function(path, *task.arguments)`, and must be picklable for engines with several
+        processes.
       tasks: All tasks of the step.
       engine: Where to run the tasks (default: in this process).
 
@@ -226,7 +229,7 @@ class Job:
       The facts about each task's file.
 
     Raises:
-      InputError: a task failed. The files from finished tasks are kept.
+      InputError: If a task fails. The files from finished tasks are kept.
     """
     engine = engine or engines.Local()
     unfinished = [task for task in tasks if self.done(task.name, task.key) is None]

@@ -1,12 +1,14 @@
 """Writes outputs that are complete or absent, have a single writer and never overwrite an input.
 
 A local file or folder is written under a temporary name, and renamed when it is complete. In an
-object store, each file appears at once. The JSON files at the top of a folder are uploaded last, so
-they mark a complete folder.
+object store, a file appears only when it is complete, but the files in a folder appear one by one.
+The JSON files at the top of a folder are uploaded last, so their presence means that the folder is
+complete.
 
-Unfinished files are in a work folder. Its path is `.NAME.vmsst` next to the output, or `.vmsst`
-inside an output folder that receives its files one by one. The command that writes the output locks
-the work folder. Object stores have no locks, so users must start only one writer per output.
+Unfinished files are in a work folder. The path of the work folder is `.NAME.vmsst` next to the
+output, or `.vmsst` inside an output folder that receives its files one by one. The command that
+writes the output locks the work folder. Object stores have no locks, so users must start only one
+writer per output.
 """
 
 import contextlib
@@ -50,8 +52,8 @@ def atomic_path(
       Ignored if the file is in an object store.
 
   Raises:
-    OSError: the file cannot be written.
-    InputError: the object store rejects the file.
+    OSError: If the file cannot be written.
+    InputError: If the object store rejects the file.
   """
   if storage.is_url(path):
     with tempfile.TemporaryDirectory(prefix="vmsst-") as folder:
@@ -64,8 +66,8 @@ def atomic_path(
     return
   target = pathlib.Path(os.path.realpath(path))
   target.parent.mkdir(parents=True, exist_ok=True)
-  # A killed process leaves its temporary file. The next writer overwrites the file, because it uses
-  # the same name, or the next job clears the work folder.
+  # A killed process leaves its temporary file behind. Without a work folder, the next writer uses
+  # the same name, so it overwrites the file. In a work folder, the next job deletes the file.
   partial = target.with_name(f".{target.name}.vmsst-part")
   if work_folder:
     partial = pathlib.Path(work_folder, f".vmsst-part-{uuid.uuid4().hex}")
@@ -147,16 +149,17 @@ def work_path(output: str | os.PathLike[str], *, is_folder: bool = False) -> str
 def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Iterator[None]:
   """Locks an output, so that no other process or thread writes it.
 
-  A thread can lock the same output several times, because a command and the functions that it calls
-  both lock it. If the output folder is new and still empty at the end, it is removed.
+  A thread can lock the same output several times, because a command and the functions that the
+  command calls both lock the output. If the output folder is new and still empty at the end, the
+  folder is removed.
 
   Args:
     output: The output. Objects of a store, devices, pipes and standard streams are not locked.
     is_folder: As in `work_path`.
 
   Raises:
-    InputError: another process or thread is writing the output.
-    OSError: the work folder cannot be created.
+    InputError: If another process or thread is writing the output.
+    OSError: If the work folder cannot be created.
   """
   work_folder = work_path(output, is_folder=is_folder)
   key = threading.get_ident(), work_folder
@@ -204,13 +207,13 @@ def clear(work_folder: str) -> None:
 def atomic_folder(target: storage.Path) -> Iterator[pathlib.Path]:
   """Yields a temporary local folder, and renames or uploads it to `target` at the end.
 
-  After an error, `target` is absent. A killed process leaves a work folder, and the next writer
-  replaces it. In an object store, a killed process leaves objects, and the user must delete them.
-  Such an incomplete folder lacks the JSON files at its top.
+  After an error, `target` is absent. A killed process leaves a work folder behind, which the next
+  writer replaces. In an object store, a killed process leaves an incomplete folder behind, which
+  the user must delete. An incomplete folder lacks the JSON files at its top.
 
   Raises:
-    InputError: the folder cannot be written, the folder exists and is not empty, or another process
-      is writing it.
+    InputError: If the folder cannot be written, the folder exists and is not empty, or another
+      process is writing the folder.
   """
   try:
     if storage.is_url(target):

@@ -68,10 +68,11 @@ def mutual_information(
 ) -> Float[Array, ""]:
   """Estimates mutual information between latent and text, in nats, from one sample per row.
 
-  I(x; z) = E log q(z|x) - log q(z), where q(z) = 1/B sum_j q(z|x_j) is the aggregate posterior over
-  the batch. I(x; z) is at most log B. I(x; z) = 0 means that all rows have the same posterior, so
-  the latent has collapsed, however large its KL is. The mean KL over rows equals
-  I(x; z) + KL(q(z) || p(z)).
+  The mutual information of a text x and its latent z is I(x; z) = E[log q(z|x) - log q(z)], where
+  q(z) = 1/B sum_j q(z|x_j) is the aggregate posterior over the batch. I(x; z) is at most log B. If
+  I(x; z) = 0, all rows have the same posterior, so the latent carries no information about the text
+  (it has collapsed). The mean KL from the prior does not reveal a collapse: it equals I(x; z) +
+  KL(q(z) || p(z)), which can be large even if I(x; z) = 0.
 
   Args:
     mean_BS: Posterior means.
@@ -81,9 +82,9 @@ def mutual_information(
   log_variance_BS = jnp.maximum(log_variance_BS, -80.0)  # exp(80) is finite in float32.
   z_BS = sample(mean_BS, log_variance_BS, rng)
   diagonal_B = log_density(z_BS, mean_BS, log_variance_BS)
-  # Matmuls compute the squared differences without a [B, B, S] array, but lose precision to
-  # cancellation. Centering reduces this loss. The loss is largest on the diagonal, so exact values
-  # replace the diagonal below.
+  # Matmuls compute the squared differences between samples and means without a [B, B, S] array, but
+  # cancellation makes them less precise. Centering the samples and means reduces this error. The
+  # error is largest on the diagonal, so the diagonal is replaced by exact values below.
   center_S = jnp.mean(mean_BS, axis=0)
   z_BS, mean_BS = z_BS - center_S, mean_BS - center_S
   precision_BS = jnp.exp(-log_variance_BS)

@@ -73,7 +73,8 @@ def margin_mse(
 
   loss = mean over negatives c of ((score_0 - score_c) - (teacher_0 - teacher_c))^2
 
-  A query without negatives has a loss of 0. For the arguments, see `kl_divergence`.
+  Candidate 0 is the positive. A query without negatives has a loss of 0. For the arguments, see
+  `kl_divergence`.
   """
   difference_BC = jnp.where(exists_BC, score_BC - teacher_BC, 0.0)
   error_BC = jnp.square(difference_BC[:, :1] - difference_BC)

@@ -1,15 +1,15 @@
 """Likelihood of tokens under a projection of [sentence; hidden state] to the vocabulary.
 
-A decoder with the logits `[z; h] W` repeats z at every position (VMSST paper, section 5: z is
-[z_lang; z_sem], W is [3D, V]). This module splits W into two kernels, so that the product with z is
-computed once per sentence:
+A decoder computes the logits `[z; h] W` from the hidden state h at each position and a vector z
+that is the same at every position (VMSST paper, section 5: z is [z_lang; z_sem], W is [3D, V]).
+This module splits W into two kernels, so that the product with z is computed once per sentence:
 
   [z; h] W = h W_h + z W_s
 
 Logits over a large vocabulary take too much memory to keep for the backward pass. The loss is a
-weighted sum whose weights are known in advance, so the forward pass can compute the gradients as
-well, one chunk at a time. The backward pass only scales these gradients. At any time, logits exist
-for only a few sentences. The results are exact.
+weighted sum over tokens. Its weights are known in advance, so the forward pass can compute the
+gradients as well, for one chunk of sentences at a time. The backward pass only scales these
+gradients. At any time, logits exist for only a few sentences. The results are exact.
 
 Axes: `C` sentences per chunk, `N` chunks, `X` either the two axes `N C` or one merged axis (see
 `_Plan.rows`), `R` shards of the batch, `M` tokens per chunk, `c` sentences per chunk on one shard.
@@ -28,15 +28,15 @@ from vmsst.arrays import devices, layouts
 
 Inputs = TypeVar("Inputs")
 
-# Number of logit rows computed at a time on CPUs and unknown devices. On a CPU, smaller chunks
-# spend more time on the kernel and its gradient; larger chunks take more memory but no less time
-# (benchmarks/vocab_projection.py).
+# Number of logit rows computed at a time on CPUs and unknown devices. On a CPU, smaller chunks take
+# more time, because each chunk reads the kernel and updates its gradient; larger chunks take more
+# memory but no less time (benchmarks/vocab_projection.py).
 _CHUNK = 512
 # On accelerators, reading and writing the kernel and its gradient may take at most this fraction of
 # the matmuls' time.
 _KERNEL_SHARE = 0.1
-# Logits may take at most this fraction of the memory. This limit takes precedence over the time
-# limit above.
+# Logits may take at most this fraction of the device's memory. If this limit and the time limit
+# above conflict, this limit applies.
 _MEMORY_SHARE = 1 / 12
 _LOGIT_BYTES = 6  # 4 bytes for a float32 logit, 2 bytes for its bfloat16 gradient
 
@@ -67,8 +67,8 @@ def weighted_nll(
   """Returns sum_bt weights_bt * -log softmax(h_bt W_h + z_b W_s)[target_bt], and token values.
 
   The sum is differentiable in reverse mode with respect to hidden states, sentence vectors, both
-  kernels and weights. The gradients are computed together with the sum, so `weights_BT` must
-  include all masks, averaging factors and loss weights.
+  kernels and weights. Only the sum has a gradient, not the values for each token, so `weights_BT`
+  must include all masks, averaging factors and loss weights.
 
   On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
   and kernel columns stay on the devices assigned to "vocab". Devices exchange only vectors and
@@ -146,8 +146,9 @@ class _Plan(NamedTuple):
   def cut(self, x: jax.Array) -> jax.Array:
     """Returns [B, ...] reshaped to [N, C, ...].
 
-    Chunk i contains the sentences i, i + N, i + 2 N, ... Each device holds consecutive rows, so
-    every chunk contains the same number of rows from each device, and no row moves between devices.
+    Chunk i contains the sentences i, i + N, i + 2 N, ... Each device holds consecutive rows of the
+    batch, so every chunk contains the same number of rows from each device, and no row moves
+    between devices.
     """
     x = self.pad(x).reshape(self.sentences, self.chunks, *x.shape[1:]).swapaxes(0, 1)
     return self.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
@@ -179,8 +180,9 @@ def scale_gradients(
 ) -> tuple[Inputs, None]:
   """Backward pass for functions of (plan, inputs, targets); scales the forward pass's gradients.
 
-  The forward pass has already computed the gradients. The functions return a sum and auxiliary
-  outputs; the auxiliary outputs have no gradient.
+  Such a function returns a sum and auxiliary outputs. Its forward pass has already computed the
+  gradients of the sum, so the backward pass only multiplies these gradients by the gradient of the
+  final loss with respect to the sum. The auxiliary outputs have no gradient.
   """
   del plan
   return jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients), None
@@ -355,9 +357,10 @@ def _score(plan: _Plan, logits_MV: jax.Array, targets_CT: jax.Array) -> _Scored:
 def default_chunk(columns: int, device: devices.Device | None) -> int:
   """Returns the number of logit rows that a device should compute at a time, a power of two.
 
-  Each chunk of M rows reads a kernel of K elements twice and reads and writes its float32 gradient,
-  12 K bytes in total. The matmuls take 6 M K FLOPs. With enough rows, the time for memory traffic
-  is negligible, but the logits must also fit in memory.
+  For each chunk of M rows, the device reads a kernel of K elements twice, and reads and writes the
+  kernel's float32 gradient: 12 K bytes in total. The matmuls take 6 M K FLOPs. If M is large
+  enough, the time for memory traffic is therefore negligible, but the logits must also fit in
+  memory.
 
   >>> default_chunk(250112, devices.BY_NAME["H100 SXM"])
   4096

@@ -234,7 +234,8 @@ def by_cosine(encoder: Any, name: str, batch_size: int) -> Scorer:
 
   Args:
     encoder: An object with `encode(texts)`; see `encoding.encode`.
-    name: Name or path of the encoder. It identifies the encoder if the encoder has no digest.
+    name: Name or path of the encoder. If the encoder has no digest, the name identifies the
+      encoder.
     batch_size: Texts per batch.
   """
 

@@ -4,10 +4,11 @@ Sentences are in the same order in both documents, but translators may split, jo
 sentences. Computation time is linear in the length of the documents, as in Vecalign (Thompson and
 Koehn, 2019).
 
-Axes: `G` indexes the sizes, from 1, of groups of consecutive sentences; `I` and `J` index source
-and target sentences. A position is a sentence boundary in each document, and all positions form a
-table. `A` indexes the table's antidiagonals, `B` the antidiagonals in a block, `W` the positions in
-an antidiagonal's search window, and `S` the steps from one position to the next.
+Axes: `G` indexes the sizes of groups of consecutive sentences, starting with size 1; `I` and `J`
+index source and target sentences. A position is a pair of sentence boundaries, one in each
+document. All positions form a table. `A` indexes the table's antidiagonals, `B` the antidiagonals
+in a block, `W` the positions in an antidiagonal's search window, and `S` the steps from one
+position to the next.
 """
 
 import itertools
@@ -28,13 +29,13 @@ _FULL = 300 * 300
 _RADIUS = 16
 # Number of antidiagonals in a block. The costs in a block are computed together.
 _BLOCK = 64
-# Cost of a deletion in the first pass, before the typical cost of a translation is known. A random
-# pair costs 1.
+# Cost of a deletion in the first pass, before the typical cost of a translation is known. For
+# comparison, a random pair costs 1.
 _FIRST_DELETION = 0.65
 # Number of texts to encode at once.
 _WINDOW = 1 << 14
-# Variance of the length difference per character (Gale and Church, 1993), and the weight of d² in
-# the cost.
+# Variance of the length difference per character (Gale and Church, 1993), and the weight of the
+# squared difference in the cost of an alignment.
 _VARIANCE, _LENGTH_COST = 6.8, 0.06
 
 
@@ -168,8 +169,9 @@ def center(*documents: Groups) -> None:
     _normalize(x.vector_FD)
   sums = [x.vector_FD[x.row_GN[0]].sum(axis=0) for x in documents]
   counts = [len(x.length_N) + 1 for x in documents]
-  # In a short document, the mean is too close to each sentence vector. To prevent this, add one
-  # pseudo-sentence to each document: the mean of the other document.
+  # In a short document, the mean is so close to each sentence vector that subtracting the mean
+  # would remove much of the sentence's meaning. To prevent this, compute the mean as if the mean of
+  # the other document were one more sentence of this document.
   for x, count, sum_D, other_sum_D, other_count in zip(
     documents, counts, sums, sums[::-1], counts[::-1], strict=True
   ):
@@ -193,23 +195,25 @@ def align_groups(
       weight * (1 - cos(x, y)) / norm(x, y) + 0.06 * d²,
 
   where weight is a * b - (a - 1) * (b - 1) / 2, norm is the mean distance from x and y to all
-  groups in the opposite document, and d is the length difference in standard deviations. Because of
-  the norm, the first term averages 1 for random pairs of sentences. In Vecalign, the cost is the
-  first term alone. This function differs from Vecalign in four ways:
+  groups in the opposite document, and d is the length difference in standard deviations. Division
+  by the norm makes the first term 1 on average for random pairs of sentences. The cost is based on
+  Vecalign, but differs in four ways:
 
-  * Each document's mean vector is subtracted from its vectors. This removes properties that all
-    sentences in the document share, such as the language.
-  * Differences in length add to the cost, as in Gale and Church (1993). They can reveal a missing
-    or additional clause even if the clause hardly changes the vector.
-  * The cost of a deletion depends on the median cost in a first alignment of single sentences.
-    Vecalign uses a percentile of the costs of randomly sampled pairs, but in short documents the
-    sample contains translations.
-  * The weight is less than a * b if a and b both exceed 1, because translators move content from
-    one sentence to the next.
+  * Each document's mean vector is subtracted from the document's vectors. The subtraction removes
+    properties that all sentences in the document share, such as the language.
+  * The second term increases the cost if the lengths differ, as in Gale and Church (1993). Vecalign
+    lacks this term. A difference in length can reveal a missing or additional clause even if the
+    clause hardly changes the vector.
+  * The cost of a deletion, that is, of a sentence without a translation, depends on the median cost
+    in a first alignment of single sentences. Vecalign instead uses a percentile of the costs of
+    randomly sampled pairs, which are supposed to be unrelated. In short documents, however, many of
+    the sampled pairs are translations.
+  * In Vecalign, the weight is a * b. Here, the weight is lower if a and b both exceed 1. Such
+    groups are often correct, because translators move content from one sentence to the next.
 
   Args:
-    source: Groups of up to `max_size` - 1 sentences of the source document, after `center`. The
-      document must not be empty.
+    source: Groups of up to `max_size` - 1 sentences of the source document, with vectors that
+      `center` has processed. The document must not be empty.
     target: Groups of the target document, with the same requirements.
     max_size: As in `align`.
     deletion: As in `align`.
@@ -221,8 +225,8 @@ def align_groups(
   )
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   i_P, j_P = path_P2[1:][is_pair_P].T - 1
-  # Use the median length ratio of the pairs, because untranslated text distorts the ratio of total
-  # lengths.
+  # Use the median length ratio of the aligned pairs, because sentences without a translation
+  # distort the ratio of the documents' total lengths.
   ratio_P = target.length_N[j_P] / source.length_N[i_P]
   typical, ratio = (np.median(x) if len(x) else 1.0 for x in (cost_P[is_pair_P], ratio_P))
   deletion = typical + deletion * (1 - typical)
@@ -260,7 +264,8 @@ def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
     row_1N = np.arange(len(sum_ND))[None]
     halves.append(Groups(exact_search.unit_rows(sum_ND), row_1N, np.zeros(len(sum_ND))))
   path_P2, _ = _search(*halves, window=_window(*halves), steps=[(1, 1)], deletion=_FIRST_DELETION)
-  # The order of consecutive deletions is arbitrary, so the window crosses them in a straight line.
+  # The coarse alignment contains consecutive deletions in an arbitrary order, so the window crosses
+  # them in a straight line.
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   ends_P = np.append(is_pair_P, True) | np.insert(is_pair_P, 0, True)
   path_P2 = np.minimum(2 * path_P2[ends_P], [n, m])
@@ -281,8 +286,8 @@ def _search(
   Args:
     source: Groups of the source document.
     target: Groups of the target document.
-    window: As returned by `_window`. The first position grows by 0 or 1 from one antidiagonal to
-      the next.
+    window: As returned by `_window`. The window's first target position grows by 0 or 1 from one
+      antidiagonal to the next.
     steps: Sizes of aligned groups.
     deletion: Cost of a sentence without a translation.
   """
@@ -315,8 +320,8 @@ def _search(
     (row_GI, index_i), (row_GJ, index_j) = rows
     vector_GID, vector_GJD = source.vector_FD[row_GI], target.vector_FD[row_GJ]
     for number, (a, b) in enumerate(steps):
-      # The minimum distance makes small groups cheaper than large groups, even if the two documents
-      # are identical.
+      # Without a minimum distance, small groups would not be cheaper than large groups if the two
+      # documents are identical.
       distance_IJ = np.maximum(1 - vector_GID[a - 1] @ vector_GJD[b - 1].T, 0.02)
       distance_IJ /= (norms[0][row_GI[a - 1], None] + norms[1][row_GJ[b - 1]]) / 2
       is_valid_BW = exists_BW & (i_BW >= a) & (j_BW >= b)
@@ -326,8 +331,8 @@ def _search(
       cost_BSW[:, number][is_valid_BW] = (a * b - (a - 1) * (b - 1) / 2) * distance_IJ[
         index_i[is_valid_BW], index_j[is_valid_BW]
       ] + _LENGTH_COST * (length_i - length_j) ** 2 / variance
-    # Flat index in `total_AW` of the position where each step starts, for the window's first
-    # position.
+    # For each step to the window's first position on each antidiagonal, the position where the step
+    # starts, as a flat index in `total_AW`.
     previous_BS = antidiagonal_B[:, None] - size_S
     column_BS = (
       pad + low_A[antidiagonal_B, None] - step_S2[:, 1] - low_A[np.maximum(previous_BS, 0)]

@@ -60,17 +60,17 @@ def hard_negatives(
       scores are the encoder's cosines.
     teacher: A second encoder, which scores texts by cosine; or a function that maps a list of
       (query, document) pairs to scores, such as `CrossEncoder.predict` in sentence-transformers.
-    roles: Roles of the two texts in a pair. They select the prompts; None selects the prompt that
-      `encode` uses.
+    roles: Roles of the two texts in a pair. Each role selects a prompt; None selects the prompt
+      that `encode` uses.
     languages: Language codes of the two texts.
     batch_size: Texts per batch.
     encode: Function that computes vectors, with the arguments of `encoding.encode`.
 
   Yields:
     Dictionaries in the FlagEmbedding format: "query" is a text, "pos" is a list with one positive,
-    and "neg" is a list of negatives, nearest first. If you change `roles`, the keys are "anchor",
-    "positive" and "negative". With a teacher, "pos_scores" and "neg_scores" contain the teacher's
-    scores.
+    and "neg" is a list of negatives, nearest first. If `roles` differs from the default, the keys
+    are "anchor", "positive" and "negative". With a teacher, "pos_scores" and "neg_scores" contain
+    the teacher's scores.
 
   Raises:
     InputError: If an argument is invalid, no pair has two nonblank texts, or every text in the

@@ -110,7 +110,8 @@ class Searcher:
 def other_encoder(corpus: EmbeddedText, identity: Mapping[str, str]) -> str:
   """Returns a message if the queries and the corpus use different encoders, otherwise "".
 
-  Prompts are ignored, because queries and documents often have different prompts.
+  The encoders' prompts are not compared, because queries and documents often have different
+  prompts.
   """
   corpus_settings, query_settings = (
     {"encoder": {key: value for key, value in identities.items() if key != "prompt"}}

@@ -23,8 +23,8 @@ Metrics = dict[str, clu_metrics.Metric]
 class BitextModel(abc.ABC):
   """A model that is trained on sentence pairs and maps each sentence to a vector.
 
-  The class implements all members that T5X's trainers use, but does not import T5X. It imports
-  seqio only when a trainer requests the feature converter or a vocabulary.
+  The class implements all members that T5X's trainers use, but does not import T5X. The class
+  imports seqio only when a trainer requests the feature converter or a vocabulary.
 
   Attributes:
     network: Flax module to train.
@@ -32,8 +32,8 @@ class BitextModel(abc.ABC):
     optimizer_def: T5X optimizer definition; None for evaluation.
     max_length: Maximum number of tokens per training sentence, including EOS; longer sentences are
       truncated.
-    allow_fewer_negatives: Whether to allow microbatches (a trainer setting) with a loss that
-      compares pairs. If True, each pair is compared only with negatives from the same microbatch.
+    allow_fewer_negatives: Whether a trainer may divide batches into microbatches even if the loss
+      compares pairs. Each pair is then compared only with negatives from its own microbatch.
   """
 
   network: nn.Module
@@ -127,7 +127,8 @@ class BitextModel(abc.ABC):
   ) -> tuple[Int[Array, "B T"], dict[str, Float[Array, "B S"]]]:
     """Returns the input tokens, from which T5X decodes the text, and {"embedding": vectors}.
 
-    T5X's infer uses this method to write vectors without converting them to Python floats.
+    T5X's inference script calls this method, because it can then write vectors without converting
+    them to Python floats.
     """
     return batch["inputs"], {"embedding": self.score_batch(params, batch)}
 
@@ -177,8 +178,8 @@ def split_rng(rng: jax.Array | None, count: int) -> list[jax.Array | None]:
 def interleave(*tokens: Int[Array, "B *K T"]) -> Int[Array, "B R W"]:
   """Places the texts of each pair next to each other and pads all texts to the longest length.
 
-  The batch axis comes first, so all texts of a pair stay on one device. One encoder call can
-  process all texts.
+  One encoder call can then process all texts. The first axis of the result is still the batch axis,
+  so the texts of a pair stay on the same device.
 
   Args:
     *tokens: Token ids, [B, T] for one text per pair or [B, K, T] for several texts per pair.

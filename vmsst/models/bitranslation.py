@@ -132,8 +132,8 @@ def token_metrics(
 class BitranslationModel(base.BitextModel):
   """Translates each sentence into the other language, given its semantic mean (VMSST paper).
 
-  The loss of a pair is -log p(x_i | mu(x_j)) - log p(x_j | mu(x_i)), summed over real tokens,
-  including EOS.
+  The loss of a pair (x_i, x_j) is -log p(x_i | mu(x_j)) - log p(x_j | mu(x_i)), where mu(x) is the
+  semantic mean of the sentence x. Both terms are summed over real tokens, including EOS.
   """
 
   network: vmsst.BitranslationNetwork

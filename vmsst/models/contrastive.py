@@ -34,19 +34,19 @@ def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]
 class InBatchNegativesModel(base.BitextModel):
   """A model whose loss compares each pair with the other pairs in the batch.
 
-  Negatives come from the global batch, regardless of the number of devices. Microbatches (a trainer
-  setting) would divide this batch, so they raise an error by default. To save the same amount of
-  memory, use `embedding_slices` instead.
+  Negatives come from the global batch, regardless of the number of devices. By default, an error is
+  raised if the trainer divides batches into microbatches, because each pair would then have fewer
+  negatives. To save the same amount of memory, use `embedding_slices` instead.
 
   Attributes:
     similarity: "dot" (as in the paper) or "cosine".
     scale: Factor applied to every score; the inverse of the temperature.
     mask_duplicates: Whether pairs that share a text, on either side, are excluded from each other's
-      negatives. If a text occurs twice in a batch, each of its two translations is a correct
-      answer.
-    embedding_slices: Number of slices for gradient caching, which does not change the gradient.
-      Memory then holds the activations of only one slice at a time, but the backward pass encodes
-      every slice again.
+      negatives. Otherwise, if a text occurs twice in a batch, a correct translation would count as
+      a negative.
+    embedding_slices: Number of slices into which gradient caching divides a batch. Memory holds the
+      activations of only one slice at a time, but the backward pass encodes every slice again. The
+      gradient does not depend on the number of slices.
     matryoshka_dims: Sizes to which vectors can be truncated after training. The loss is averaged
       over the full vectors and the vectors truncated to each size; see `vmsst.models.matryoshka`.
     symmetric: Whether to average the losses from sources to targets and from targets to sources. If
@@ -55,9 +55,9 @@ class InBatchNegativesModel(base.BitextModel):
       and sentence-transformers. If False, each source is compared only with the hard negatives of
       its own pair, as in mUSE.
     pair_loss: Function that accepts the same arguments as
-      `vmsst.losses.contrastive.contrastive_loss` and also returns the loss of each pair, [B]. It
-      receives `symmetric` only if that option is False, and `negative_BN` only if the batch
-      contains hard negatives.
+      `vmsst.losses.contrastive.contrastive_loss` and also returns the loss of each pair, [B]. It is
+      called with `symmetric` only if the attribute `symmetric` is False, and with `negative_BN`
+      only if the batch contains hard negatives.
 
   For the inherited attributes, see `base.BitextModel`.
   """
@@ -165,9 +165,9 @@ class ContrastiveModel(InBatchNegativesModel):
   """One encoder for both sides, trained to score translations above other sentences in the batch.
 
   Batches may contain hard negatives in the feature `negatives` (int32, [B, K, U]): K wrong targets
-  for each source. The encoder must also encode these sentences. Hard negatives that contain only
-  padding are ignored. With `mask_duplicates`, a source ignores hard negatives that equal a text in
-  its own pair or in a pair that shares a text with its own pair.
+  for each source. The encoder encodes these sentences as well as both sides of each pair. Hard
+  negatives that contain only padding are ignored. With `mask_duplicates`, a source ignores hard
+  negatives that equal a text in its own pair or in a pair that shares a text with its own pair.
 
   Attributes:
     network: Encoder for both sides.

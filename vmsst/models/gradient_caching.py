@@ -1,10 +1,10 @@
 """Gradient caching: encodes large batches slice by slice with the exact gradient.
 
 A loss over all vectors of a batch, such as a contrastive loss, needs the activations of every
-sentence in the backward pass, so memory limits the number of negatives. Gradient caching
-(GradCache) keeps only the vectors: the forward pass encodes the batch slice by slice, and the
-backward pass encodes each slice again and backpropagates the gradient of its vectors. Only one
-slice's activations exist at a time, at the cost of one more forward pass.
+sentence in the backward pass, so memory limits the batch size, and thus the number of in-batch
+negatives. Gradient caching (GradCache) keeps only the vectors: the forward pass encodes the batch
+slice by slice, and the backward pass encodes each slice again and backpropagates the gradient of
+its vectors. Only one slice's activations exist at a time, at the cost of one more forward pass.
 
 Reference: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup.
 """
@@ -71,9 +71,9 @@ def map_and_sum_slices(
       f"a batch of {size} rows does not divide into {slices} equal slices; use a divisor of {size}"
     )
 
-  # Slice s contains the rows s, s + slices, s + 2 slices, ... Each device holds consecutive rows,
-  # so every slice contains the same number of rows from each device, and no row moves between
-  # devices.
+  # Slice s contains the rows s, s + slices, s + 2 slices, ... Each device holds consecutive rows of
+  # the batch, so every slice contains the same number of rows from each device, and no row moves
+  # between devices.
   def cut(x: jax.Array) -> jax.Array:
     x = x.reshape(size // slices, slices, *x.shape[1:]).swapaxes(0, 1)
     return layouts.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
@@ -102,7 +102,7 @@ def embed_texts(
     network: Network that maps token ids to vectors (see `sentence_encoder.embed`); it is called
       once per slice.
     params: Network parameters.
-    tokens_BRT: Token ids, for example of both texts in each pair.
+    tokens_BRT: Token ids of R texts per row, for example the two texts of each pair.
     slices: Number of slices; must divide the batch size (see `map_slices`).
     rng: Random key for dropout, split into one key per slice; if None, there is no dropout.
   """

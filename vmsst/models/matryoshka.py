@@ -1,15 +1,16 @@
 """Matryoshka losses, which make the first dimensions of a vector useful on their own.
 
-During training, the model computes its in-batch loss from the full vectors and also from their
-first dimensions. After training, you can truncate vectors to save memory and search time
-(`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). To evaluate truncated vectors, use
-`vmsst eval --dimensions 64`.
+During training, the in-batch loss is computed from the full vectors and also from vectors that are
+truncated to their first dimensions. After training, you can truncate vectors in the same way to
+save memory and search time (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). To evaluate
+truncated vectors, use `vmsst eval --dimensions 64`.
 
-`LayersModel` does the same for the first layers of the encoder. After training, you can keep only
+Similarly, `LayersModel` computes the loss from the output of the full encoder and also from the
+outputs of shorter encoders, which consist of its first layers. After training, you can keep only
 the first layers to make the encoder faster (`Encoder.truncate(4)`).
 
-References: Kusupati et al. 2022, Matryoshka Representation Learning (with equal weights); Li et al.
-2024, 2D Matryoshka Sentence Embeddings.
+References: Kusupati et al. 2022, Matryoshka Representation Learning (here with equal weights for
+all sizes); Li et al. 2024, 2D Matryoshka Sentence Embeddings.
 """
 
 import dataclasses
@@ -44,7 +45,8 @@ def mean_loss(
 ) -> tuple[Float[Array, "..."], base.Metrics]:
   """Returns the mean loss over the full vectors and the vectors truncated to each size in `dims`.
 
-  Truncation sets the remaining dimensions to zero, so they do not affect dot products or cosines.
+  To truncate a vector, its last dimensions are set to zero, so that they do not affect dot products
+  or cosines.
 
   Args:
     loss: Function that maps vectors to a loss and metrics.
@@ -53,7 +55,7 @@ def mean_loss(
 
   Returns:
     The mean loss, and metrics. The metrics for the full vectors have no prefix. The loss and
-    metrics for the truncated vectors have a prefix such as `first_64/`.
+    metrics for truncated vectors have a prefix with their size, such as `first_64/`.
 
   Raises:
     InputError: If a number in `dims` is not smaller than the width of the vectors.
@@ -82,7 +84,8 @@ class LayersModel(base.BitextModel):
   """Trains an encoder, and shorter encoders that use only its first layers, with the same loss.
 
   The loss is averaged over the encoders. The encoders share parameters but no computation, so a
-  training step for a 6-layer encoder with `layers=(2, 4)` takes as long as a step for 12 layers.
+  training step for a 6-layer encoder with `layers=(2, 4)` takes as long as a step for a 12-layer
+  encoder (2 + 4 + 6 layers).
 
   Attributes:
     model: Model that computes the loss of each encoder.
@@ -114,7 +117,7 @@ class LayersModel(base.BitextModel):
     """Returns the mean loss, and metrics.
 
     Metrics: `loss` is the mean loss. The other metrics for the full encoder have no prefix. The
-    metrics for the shorter encoders have a prefix such as `layers_4/`.
+    metrics for a shorter encoder have a prefix with its number of layers, such as `layers_4/`.
 
     Raises:
       InputError: If a number in `layers` is not smaller than the encoder's number of layers.

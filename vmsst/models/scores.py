@@ -95,11 +95,11 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
   """Trains an encoder to match a teacher's scores for each query's target and hard negatives.
 
   The teacher is usually a cross-encoder. The float32 feature `scores`, [B, 1 + K], contains the
-  teacher's scores. This model ignores the same hard negatives as `ContrastiveModel`.
+  teacher's scores. For the hard negatives that this model ignores, see `ContrastiveModel`.
 
   Attributes:
-    distillation: "kl_divergence" compares distributions over the candidates; "margin_mse" compares
-      the margins between the target and each hard negative.
+    distillation: What to compare with the teacher: "kl_divergence", the distributions over the
+      candidates; or "margin_mse", the margins between the target and each hard negative.
     temperature: Divisor applied to the teacher's scores by "kl_divergence"; the student's
       temperature is 1 / `scale`.
     contrastive_weight: Weight of the contrastive loss in the total loss; E5 uses 0.2.

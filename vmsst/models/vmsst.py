@@ -1,8 +1,8 @@
 """VMSST, and VMSST with an additional contrastive loss (VMSST paper, sections 4 and 6.3).
 
-A pair (x_i, x_j) has three latents. z_sem represents the meaning that both sentences share; z_i and
-z_j represent what is specific to one sentence. Side 0 of a pair is `inputs`, and side 1 is
-`targets`.
+A sentence pair (x_i, x_j) has three latents: z_sem represents the meaning that both sentences
+share, z_i represents what is specific to x_i, and z_j represents what is specific to x_j. In a
+batch, the feature `inputs` contains side 0 of each pair, and the feature `targets` contains side 1.
 """
 
 import dataclasses
@@ -45,12 +45,14 @@ class VmsstModel(base.BitextModel):
     -log p(x_i | mu_sem(x_j), 0) - log p(x_j | mu_sem(x_i), 0) - elbo_weight * ELBO
     ELBO = log p(x_i | z_sem, z_i) + log p(x_j | z_sem, z_j) - kl_weight * (KL_sem + KL_i + KL_j)
 
-  Log-likelihoods are summed over real tokens, including EOS; KLs are summed over dimensions. z_sem
-  is sampled from the posterior of one side of the pair; the side alternates from row to row and
-  from step to step. By default, translation uses the prior mean (zero) as the language latent,
-  because the target's latent would leak the text to predict, and the source's latent describes a
-  different language. The KL weight rises linearly from 0 to `kl_weight` over the first
-  `kl_anneal_steps` steps.
+  The first two terms are translation losses: each sentence is predicted from the semantic mean
+  mu_sem of the other sentence and a language latent. By default, this language latent is the prior
+  mean (zero), because the latent of the sentence to predict would leak its text, and the latent of
+  the other sentence describes a different language. In the ELBO, z_sem is sampled from the
+  posterior of one sentence of the pair: the first or the second, alternating from row to row and
+  from step to step. Log-likelihoods are summed over real tokens, including EOS; KLs are summed over
+  dimensions. Over the first `kl_anneal_steps` steps, the weight of the KLs rises linearly from 0 to
+  `kl_weight`.
 
   Attributes:
     network: Network with both encoders and the decoder.
@@ -102,8 +104,8 @@ class VmsstModel(base.BitextModel):
       batch: Features `inputs`, `targets`, `input_language` and `target_language`.
       dropout_rng: Random key for sampling latents and for dropout. If None, the posterior means are
         used as latents, and there is no dropout.
-      step: Number of completed steps; required in training if the KL terms are annealed. If omitted
-        in evaluation, the KL terms have their full weight.
+      step: Number of completed training steps; required in training if the KL weight is annealed.
+        If omitted in evaluation, the KL weight is `kl_weight`.
 
     Raises:
       InputError: If the KL terms are annealed but `step` is missing in training.
@@ -128,9 +130,9 @@ class VmsstModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the training objective at `step` without dropout, and metrics.
 
-    Latents are sampled as in training, but with a fixed key. The metrics are the same as for
-    `loss_fn`, plus elbo and importance_weighted_bound, which are lower bounds on log p(x_i, x_j) in
-    nats per pair. The bounds use `evaluation_samples` samples and the full KL weight.
+    Latents are sampled as in training, but with a fixed key. The metrics are those of `loss_fn`,
+    and two lower bounds on log p(x_i, x_j) in nats per pair: elbo and importance_weighted_bound.
+    Both bounds are estimated from `evaluation_samples` samples and do not depend on the KL weight.
     """
     objective_rng, bounds_rng = jax.random.split(jax.random.key(0))
     side_B = alternating_sides(batch["inputs"].shape[0], None)
@@ -317,8 +319,9 @@ def _twice(x: Float[Array, "B 2 ..."]) -> Float[Array, "B 4 ..."]:
 class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
   """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST.
 
-  The contrastive loss compares semantic means. Gradient caching covers both tasks, so only one
-  slice is encoded and decoded at a time.
+  The contrastive loss compares the semantic means of the sentences in a batch. Gradient caching
+  divides the batch into slices. It covers both tasks, so only one slice is encoded and decoded at a
+  time.
 
   Attributes:
     vmsst_weight: Weight of the VMSST loss. Within this loss, the weight of the ELBO is

@@ -1,10 +1,11 @@
 """A T5 1.1 decoder conditioned on one sentence vector at every layer.
 
-Instead of cross-attention, each layer adds `W [LN(x); z]` to its hidden states (VMSST paper,
-section 5; Wieting et al. 2020). `z` is the same at every position, so `W` is stored as two kernels,
-and the product with `z` is computed once per sentence. Otherwise, each layer is the same as in the
-T5 decoder: causal self-attention with unidirectional relative positions and a gated feed-forward
-layer, each with a norm before it.
+Instead of cross-attention, each layer adds `W [LN(x); z]` to its hidden states `x`, where LN is a
+norm and `z` is the vector that represents the sentence (VMSST paper, section 5; Wieting et al.
+2020). `z` is the same at every position, so `W` is stored as two kernels, and the product with `z`
+is computed once per sentence. Otherwise, each layer is the same as in the T5 decoder: causal
+self-attention with unidirectional relative positions and a gated feed-forward layer, each with a
+norm before it.
 
 Axes: `Z` is the width of the conditioning vector, which is `[z_lang; z_sem]` in VMSST.
 """
@@ -41,8 +42,8 @@ class SentenceInjection(nn.Module):
     features, fan_in = x_BTD.shape[-1], x_BTD.shape[-1] + sentence_BZ.shape[-1]
 
     def linear(name: str, x: Float[Array, "... M"]) -> Float[Array, "... D"]:
-      # Use the logical axes of a feed-forward layer's second kernel; T5X's rules shard the first
-      # axis.
+      # Use the same logical axes as for the second kernel of a feed-forward layer. T5X's rules
+      # shard the first of these axes.
       kernel_init = slice_initializer(x.shape[-1], fan_in)
       return t5.Dense(features, ("mlp", "embed"), kernel_init, self.config.dtype, name=name)(x)
 

@@ -1,8 +1,9 @@
 """Dropout with random numbers that are cheap to generate on CPUs.
 
-Sixteen random bits decide whether to keep a value, so one 32-bit word serves two values. On CPUs,
-JAX lowers threefry to a loop that compiles fast but reads and writes every word five times. This
-module computes threefry in one expression that writes each word once.
+Sixteen random bits decide whether to keep a value, so one 32-bit random word is enough for two
+values. On CPUs, JAX lowers its random number generator, threefry, to a loop that compiles fast but
+reads and writes every word five times. This module computes threefry in one expression that writes
+each word once.
 """
 
 import math

@@ -1,12 +1,13 @@
 """LASER's networks: a bidirectional LSTM encoder and a one-layer LSTM decoder.
 
 Each layer computes the gate inputs for all steps and both directions in one matmul. The loop over
-time contains only the recurrent matmul, for both directions at once. The backward pass works the
-same way: it collects the gate gradients and then computes the kernel gradient in one matmul.
+time contains only the recurrent matmul, for both directions at once. In the backward pass, the loop
+collects the gradients of the gates, and a single matmul after the loop computes the gradient of the
+recurrent kernel.
 
-Axes in addition to the library's key: `E` width of token embeddings, `R` reading directions, `C`
-width of an LSTM state, `Q` = 4 C for its four gates (input, forget, cell, output). Inside the
-networks, time is the first axis.
+Axes in addition to those that the whole library uses: `E` width of token embeddings, `R` reading
+directions, `C` width of an LSTM state, `Q` = 4 C for the four gates of a layer (input, forget,
+cell, output). Inside the networks, time is the first axis.
 
 References: Artetxe and Schwenk 2019 (LASER), with details from LASER's released training code.
 """
@@ -173,8 +174,8 @@ def _lstm_backward(saved: tuple[jax.Array, ...], grad_TRBC: jax.Array) -> tuple[
   (hidden_grad_RBC, cell_grad_RBC), gates_grad_TRBQ = jax.lax.scan(
     step, (zeros_RBC, zeros_RBC), (grad_TRBC, gates_TRBQ, mask_TRB, memory_TRBC), reverse=True
   )
-  # Use one matmul over all steps. Inside the loop, every step would have to read and write the
-  # whole gradient.
+  # Compute the kernel's gradient in one matmul over all steps. Inside the loop, every step would
+  # have to read and write the whole gradient.
   kernel_grad_RCQ = jnp.einsum(
     "trbc,trbq->rcq", before_TRBC, gates_grad_TRBQ, preferred_element_type=jnp.float32
   )
@@ -212,7 +213,8 @@ def _parameter(
 def _product(x_TBD: jax.Array, kernel_DQ: jax.Array) -> jax.Array:
   """Returns `x @ kernel`, [T, B, Q], computed as a 2-D matmul (faster on XLA's CPU backend).
 
-  A sharded batch stays 3-D, because merging T and B would move all rows between devices.
+  If the batch is sharded, the matmul is 3-D, because merging T and B would move all rows between
+  devices.
   """
   length, batch, width = x_TBD.shape
   if layouts.local_size(batch=batch) < batch:
@@ -235,8 +237,8 @@ class BiLstmLayer(nn.Module):
   ) -> Float[Array, "T B M"]:
     """Returns [forward; backward] states of width M = 2 C; states at padding are zeros."""
     width = self.config.hidden_dim
-    # T5X's rules replicate the axis "kv". If the axis were sharded instead, the gates would be
-    # split over devices, and the loop would have to gather them at every step.
+    # Call the axis of the gates "kv", because T5X's rules replicate this axis. If the gates were
+    # sharded over devices, the loop would have to gather them at every step.
     input_kernel = _parameter(
       self.config, "input_kernel", (x_TBD.shape[-1], 8 * width), ("embed", "kv")
     )
@@ -246,8 +248,9 @@ class BiLstmLayer(nn.Module):
     bias = _parameter(self.config, "bias", (8 * width,), ("kv",))
 
     gates_TBRQ = (_product(x_TBD, input_kernel) + bias).reshape(*x_TBD.shape[:2], 2, -1)
-    # The backward direction starts at the last position, which is often padding. Steps at padding
-    # are skipped, so the initial state still precedes the last real token.
+    # The backward direction starts at the last position, which is often padding. Because steps at
+    # padding are skipped, the state is still the initial state when this direction reaches the last
+    # real token.
     states_TRBC = lstm(
       jnp.stack([gates_TBRQ[:, :, 0], gates_TBRQ[::-1, :, 1]], axis=1),
       recurrent_kernel_RCQ,

@@ -109,8 +109,8 @@ Layer = Dense | LayerNorm | Dropout | Normalize
 class SentenceEncoder(nn.Module):
   """Maps token ids to sentence vectors, the means of the semantic latent (VMSST paper, section 5).
 
-  Without the head, the sentence vectors are the pooled hidden states, as in EMS. Imported encoders
-  use the pooling with which they were trained.
+  If `head` is False, the sentence vectors are the pooled hidden states, as in EMS. Imported
+  encoders use the pooling with which they were trained.
 
   Inference can load this network from any larger model whose top-level parameters include
   `token_embedder`, `encoder` and `mean`.
@@ -201,8 +201,8 @@ class SentenceEncoder(nn.Module):
       elif isinstance(layer, Dropout):
         vector_BS = getattr(self, name)(vector_BS, deterministic=deterministic)
       else:
-        # Use a lower bound for the length instead of adding an epsilon, so that all but tiny
-        # lengths stay exact. Zeros stay zeros.
+        # Limit the divisor from below instead of adding an epsilon to it, so that only vectors of
+        # tiny length are not scaled to length 1. Zeros stay zeros.
         square_B1 = jnp.sum(jnp.square(vector_BS), axis=-1, keepdims=True)
         vector_BS = vector_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
     return layouts.constrain(vector_BS, ("batch", "kv"))
@@ -292,9 +292,10 @@ def masked_max(
   Padding never affects the maximum, even if padded positions contain NaN. The result for a row
   without real tokens is zero.
 
-  If several tokens share the maximum, only the first of these tokens receives the gradient. (The
-  gradient of `jnp.max` compares the values with the maximum. If the compiler computes the values
-  twice with different rounding, no value equals the maximum, and the gradient is NaN.)
+  If several tokens share the maximum, only the first of these tokens receives the gradient. (This
+  function does not call `jnp.max`, because the gradient of `jnp.max` compares the values with the
+  maximum. If the compiler computes the values twice with different rounding, no value equals the
+  maximum, and the gradient is NaN.)
   """
   hidden_BTD = hidden_BTD.astype(jnp.float32)
   index_BD = jnp.argmax(jnp.where(mask_BT[..., None], hidden_BTD, -jnp.inf), axis=1)

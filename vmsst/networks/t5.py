@@ -27,14 +27,14 @@ from vmsst.networks import dropout
 
 DTYPES = ("float32", "bfloat16")
 REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
-  # "minimal" recomputes everything except the weight matmuls; "full" recomputes each layer from its
-  # input.
+  # With "minimal", the backward pass recomputes everything except the weight matmuls; with "full",
+  # it recomputes each layer from its input.
   "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   "full": None,
 }
 REMAT_CHOICES = ("none", *REMAT_POLICIES)
-# This bias is large enough for the softmax to give masked keys a weight of zero. It is finite, so
-# that rows with only padding do not produce NaN.
+# The bias for masked keys. It is large enough for the softmax to give these keys a weight of zero.
+# It is finite, because infinite biases would produce NaN in rows with only padding.
 MASKED = -1e9
 
 TRUNCATED_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -204,8 +204,8 @@ def relative_position_buckets(
 
   If `bidirectional`, half of the buckets are for keys after the query. Otherwise, all buckets are
   for keys before the query, and later keys fall into bucket 0. In each direction, each bucket in
-  the first half covers one distance. The other buckets cover logarithmically growing ranges up to
-  `max_distance`; all longer distances share the last bucket.
+  the first half covers one distance. The buckets in the second half cover logarithmically growing
+  ranges up to `max_distance`; all longer distances share the last bucket.
 
   Raises:
     InputError: If `max_distance` is too small for logarithmic buckets.
@@ -221,8 +221,8 @@ def relative_position_buckets(
     )
   distance_TT = np.abs(offset_TT) if bidirectional else np.maximum(-offset_TT, 0)
   growth = np.log(np.maximum(distance_TT, 1) / exact) / math.log(max_distance / exact)
-  # Powers of two lie exactly on a bucket boundary. The epsilon prevents rounding errors from moving
-  # these distances below the boundary.
+  # Distances that are powers of two can lie exactly on the boundary between two buckets. The
+  # epsilon prevents rounding errors from moving these distances below the boundary.
   far_TT = exact + np.floor(growth * (per_direction - exact) + 1e-6).astype(np.int64)
   bucket_TT = np.where(distance_TT < exact, distance_TT, np.minimum(far_TT, per_direction - 1))
   if bidirectional:
@@ -281,8 +281,8 @@ class RelativePositionBias(nn.Module):
     )
     if position is not None:
       bucket_QT = jax.lax.dynamic_slice_in_dim(jnp.asarray(bucket_QT), position, 1)
-    # Multiply by one-hot rows instead of gathering rows, so that the gradient is a matmul instead
-    # of a scatter.
+    # Multiply the table by one-hot rows instead of gathering its rows, so that its gradient is a
+    # matmul instead of a scatter.
     onehot_RQT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_QT, jnp.float32)
     bias_HQT = jnp.einsum("hr,rqk->hqk", table_HR, onehot_RQT, precision=jax.lax.Precision.HIGHEST)
     return bias_HQT[None]
@@ -371,7 +371,7 @@ class SelfAttention(nn.Module):
       new_BTHK = heads(name, _NORMAL_FAN_IN)
       if position is None:
         return new_BTHK
-      # Store the positions of each head contiguously, because attention reads them together.
+      # Store the keys and values of each head contiguously, because attention reads them together.
       new_BHTK = new_BTHK.swapaxes(1, 2)
       rows, heads_of_row, _, width = new_BHTK.shape
       shape = (rows, heads_of_row, bias_BHTT.shape[-1], width)

@@ -1,14 +1,15 @@
 """The transformer encoder in BERT and its successors; the default options match BERT.
 
-One stack implements EMS (EMS paper, section III, with details from the released code) and several
-released encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT, Qwen3, Gemma 3 and T5.
-`vmsst.formats.transformers` reads the options of released encoders from `config.json`. The encoder
-adds positions and token types itself, so that all encoders have the same inputs: token vectors and
-a mask.
+`TransformerEncoder` implements the encoder of EMS (EMS paper, section III, with details from the
+released code) and several released encoders: BERT, RoBERTa, XLM-R, DistilBERT, MPNet, ModernBERT,
+Qwen3, Gemma 3 and T5. `vmsst.formats.transformers` reads the options of released encoders from
+`config.json`. `TransformerEncoder` itself adds positions and token types to the token vectors, so
+that all encoders in this library have the same inputs: token vectors and a mask.
 
 Throughout this library, padding is at the end and has id 0. For models trained with a different
-padding id, such as 1 in XLM-R, the importer swaps two rows of the token table and sets
-`position_offset` to the row of the first position.
+padding id, such as 1 in XLM-R, the importer swaps the rows for this id and for id 0 in the token
+table. It also sets `position_offset` to the row of the position table that such a model uses for
+the first token.
 
 References: Devlin et al. 2019 (BERT), Conneau et al. 2020 (XLM-R), Song et al. 2020 (MPNet), Su et
 al. 2021 (rotary positions), Ainslie et al. 2023 (grouped queries), Warner et al. 2024 (ModernBERT).
@@ -343,7 +344,7 @@ class EncoderLayer(nn.Module):
       x_BTD: Hidden states.
       bias: Float32 bias added to the logits, for positions and masks. If the config has local
         layers, this is a stack of two biases: one for global layers and one for local layers.
-      angle: Rotary angles, stacked in the same way.
+      angle: Rotary angles or None; with local layers, a stack of two arrays, as for `bias`.
       number: Index of the layer; required if the config has local layers or if `first_norm` is
         False.
     """
@@ -449,8 +450,8 @@ class TransformerEncoder(nn.Module):
   def _attention(self, mask_BT: Bool[Array, "B T"]) -> tuple[jax.Array | None, ...]:
     """Returns the attention bias, and the rotary angles or None.
 
-    If the config has local layers, each result is a stack of two arrays: one for global layers and
-    one for local layers.
+    If the config has local layers, the bias and the angles are each a stack of two arrays: one for
+    global layers and one for local layers.
     """
     cfg, length = self.config, mask_BT.shape[1]
     bias = t5.padding_bias(mask_BT)

@@ -6,9 +6,10 @@ The top-level parameters have the same names as in `sentence_encoder.SentenceEnc
 Language groups may have separate language encoders or decoders. Groups are specified as a tuple
 that maps the index of each language (see `vmsst.languages`) to a group number, or to -1 if the
 language has no group. If the tuple is empty, all languages share one language encoder or decoder.
-Every copy of an encoder or decoder processes all rows, and each row uses the output of its group's
-copy. The results are exact under any sharding, but n copies of an encoder or decoder take n times
-the FLOPs of one. Only copies for languages in the batch receive gradients.
+Otherwise, each group has its own copy. Every copy processes all rows of a batch, and then the
+output for each row is taken from the copy of its language's group. The results are therefore exact
+under any sharding, but n copies take n times the FLOPs of one. Only the copies for languages in the
+batch receive gradients.
 
 Axes: `S` semantic latent, `G` language latent, and `Z` for the decoder's conditioning vector, which
 is `[z_lang; z_sem]` in VMSST and `z_sem` in BITRANSLATION.
@@ -98,8 +99,8 @@ class BitranslationNetwork(nn.Module):
     latent_dim: Width of each latent (S and G); in the paper, `config.emb_dim`.
     num_decoder_layers: Number of decoder layers (default: the number of encoder layers).
     num_languages: Number of rows in each language table.
-    factorized: Whether to compute logits as `(W_f [z; h]) W` instead of `[z; h] W`. W then has D
-      rows (VMSST paper, appendix A.1).
+    factorized: Whether to compute the logits from the conditioning vector z and a hidden state h as
+      `(W_f [z; h]) W`, with D rows in W (VMSST paper, appendix A.1), instead of `[z; h] W`.
     decoder_language_embedding: Whether the decoder starts from a language-specific vector; if
       False, all languages share one start vector.
     decoder_groups: Language groups with separate decoders; see the module docstring.
@@ -167,8 +168,8 @@ class BitranslationNetwork(nn.Module):
   def __call__(self, tokens_BT: Int[Array, "B T"]) -> Any:
     """Returns the `Projection` of each sentence, decoded from the sentence's posterior mean.
 
-    This method runs every submodule, so that `init` creates all parameters. It uses the language
-    with index 0 for all sentences.
+    This method runs every submodule, so that `init` creates all parameters. All sentences are
+    decoded in the language with index 0.
     """
     languages_B, sentence_BZ = jnp.zeros_like(tokens_BT[:, 0]), self._own_sentence(tokens_BT)
     hidden_BTD = self.decode(self.embed(tokens_BT), languages_B, sentence_BZ)
@@ -220,8 +221,8 @@ class BitranslationNetwork(nn.Module):
       tokens_B: Tokens of the previous step; any tokens at the first step.
       languages_B: Languages, as in `decode`.
       sentence_BZ: Sentence vectors.
-      step: The generation step. The collection "cache" must be mutable, contain zeros at the first
-        step, and be passed from each step to the next.
+      step: The generation step. The Flax collection "cache" must be mutable, contain zeros at the
+        first step, and be passed from each step to the next.
     """
     embedded_B1D = self.embed(tokens_B[:, None])
     return self.decode(embedded_B1D, languages_B, sentence_BZ, step=step)[:, 0]
@@ -248,8 +249,8 @@ class VmsstNetwork(BitranslationNetwork):
   Attributes:
     encoder_language_embedding: Whether the language encoder adds the language vector.
     single_encoder: Whether the semantic encoder is also the language encoder. The encoder then runs
-      twice, without and with the language vector. If `encoder_language_embedding` is False, the
-      encoder runs once for all heads.
+      twice, the second time with the language vector. If `encoder_language_embedding` is False, it
+      runs only once, for both latents.
     language_encoder_groups: Language groups with separate language encoders; see the module
       docstring.
   """

@@ -159,8 +159,8 @@ def _build(
   flat = [bucket for buckets in merge_parts.values() for bucket in buckets]
   merge_facts = iter(dataset.run("merge", stages.merge, flat, engine))
 
-  # The ranks determine which rows are selected for the dataset. All ranks are written to one file,
-  # so that memory use does not grow with the amount of data.
+  # Each row has a pseudo-random rank. The ranks determine which rows are selected for the dataset.
+  # All ranks are written to one file, so that memory use does not grow with the amount of data.
   merged: dict[recipes.Cell, collections.Counter[str]] = {}
   spans: dict[recipes.Cell, list[slice]] = {}
   offset = 0

@@ -110,10 +110,10 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   Attributes:
     max_characters: Maximum length of each text, in characters.
-    max_ratio: Maximum ratio of the longer to the shorter text. A length difference of 20 is always
-      allowed. In scripts whose characters stand for syllables or words, each character counts as
-      several (for example, 3 in Han script). The script is determined by the language or, if the
-      language is undetermined, by the text's letters.
+    max_ratio: Maximum ratio of the longer to the shorter text. A difference of 20 characters is
+      always allowed. In scripts whose characters stand for syllables or words, each character
+      counts as several (for example, 3 in Han script). The script is determined by the language or,
+      if the language is undetermined, by the text's letters.
     min_script_share: Minimum fraction of a text's letters that must belong to a script of its
       language.
   """
@@ -251,8 +251,8 @@ def _invisible() -> re.Pattern[str]:
 def _width(text: str, scripts: tuple[str, ...]) -> float:
   """Returns the length of a text in equivalent alphabetic characters.
 
-  The script is the first entry in `scripts`. If `scripts` is empty, the script is the most frequent
-  script in the text.
+  In some scripts, each character counts as several alphabetic characters. The script is the first
+  entry in `scripts` or, if `scripts` is empty, the most frequent script in the text.
   """
   if scripts:
     return len(text) * _DENSITY.get(scripts[0], 1.0)

@@ -125,7 +125,7 @@ def drop_low_scores(
   Args:
     path: Output file.
     cleaned: Input file. Each line contains source TAB target.
-    vectors: Source vectors and target vectors. Row i of each array corresponds to line i.
+    vectors: Source vectors and target vectors. Row i of each array belongs to line i of `cleaned`.
     min_cosine: Minimum cosine similarity of a pair.
     min_margin: Minimum margin of a pair.
     search: Function that finds neighbors. `vmsst.search.device_search.search` uses accelerators.

@@ -16,7 +16,8 @@ A recipe is a YAML file. The papers' recipes are in `recipe_files/`. Here is an 
     cleaning: {max_ratio: 4.0}      # fields of cleaning.Cleaning
     seed: 0
 
-The order of the corpora matters, because a pair in several corpora is kept only in the first one.
+The order of the corpora matters: if several corpora contain the same pair, the pair is kept only in
+the corpus that comes first in the recipe.
 """
 
 import collections
@@ -259,11 +260,12 @@ def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
 def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
   """Chooses which rows to sample from each corpus and language pair, and returns rank bounds.
 
-  A sample consists of the rows with the lowest ranks. Within the sample, the lowest-ranked rows are
-  used for validation. Ranks are pseudo-random, so the sample is random, and the sample for a
-  smaller cap is a subset of the sample for a larger cap. A cell is one corpus for one language
-  pair. If a language still has more training pairs than its target after the caps are applied, the
-  language's largest cells are reduced to the same size, and its smaller cells are used in full.
+  A cell is one corpus for one language pair. The sample from a cell consists of the rows with the
+  lowest ranks. Within the sample, the lowest-ranked rows are used for validation. Ranks are
+  pseudo-random, so the sample is random, and the sample for a smaller cap is a subset of the sample
+  for a larger cap. If a language still has more training pairs than its target after the caps are
+  applied, the language's largest cells are reduced to the same size, and its smaller cells are used
+  in full.
 
   Args:
     recipe: Specifies the caps, the targets and the numbers of validation pairs.

@@ -3,8 +3,8 @@
 Each stage is a function that writes one file and returns statistics for the data card.
 
 The intermediate files are Parquet files with checksums, which are verified on reading. The stage
-`clean` assigns each row to a bucket by its key. In its output files, row group i belongs to bucket
-i modulo the number of buckets.
+`clean` assigns each row to a bucket by the row's key. In the files that `clean` writes, Parquet row
+group i belongs to bucket i modulo the number of buckets.
 """
 
 import collections
@@ -141,8 +141,8 @@ def clean(
       hash of the pair from `cleaning.keys`.
 
   Returns:
-    The numbers of pairs by reason and by evaluation set, the first faults, and the number of faults
-    of each kind.
+    The numbers of pairs that were read, kept, and dropped for each reason; the numbers of held-out
+    pairs by evaluation set; the first faults; and the number of faults of each kind.
   """
   counts: collections.Counter[str] = collections.Counter()
   by_set: collections.Counter[str] = collections.Counter()
@@ -275,7 +275,7 @@ def write(
   Args:
     path: Output file, in the format of `dataset_shards`.
     merged: Files with merged buckets.
-    names: Corpus names, in the order of the tags.
+    names: Corpus names. The tag of a row is the index of its corpus in this list.
     bounds: Range of ranks to select from each corpus.
     languages: Source and target language codes.
 

@@ -1,9 +1,9 @@
 """Exact nearest neighbors by cosine, block by block, in NumPy.
 
 Vectors may be on disk. They are read and normalized in blocks, and are never all in memory at once.
-Large results are stored in temporary files. Ties go to the lowest row. Rounding in a large matrix
-product depends on a row's position, so the cosines of identical vectors can differ in the last bit.
-Remove duplicates before you search.
+Large results are stored in temporary files. If several vectors have the same cosine, the one in the
+lowest row comes first. However, rounding in a large matrix product depends on a row's position, so
+the cosines of identical vectors can differ in the last bit. Remove duplicates before you search.
 """
 
 import collections
@@ -104,9 +104,9 @@ Block = tuple[Selection, Selection, int, int | None]
 def search(source: Selection, target: Selection, k_source: int, k_target: int | None, /) -> Both:
   """The `Search` for CPUs. It computes each score once, for both directions.
 
-  Worker threads compute blocks of scores and select the scores that may be among the best. The
-  calling thread merges these scores in order, so that the workers never wait for each other. If
-  several threads in a process search at the same time, they take turns.
+  Worker threads compute blocks of scores, and select the scores in each block that may be among the
+  best. Only the calling thread merges the selected scores, in order, so the workers never wait for
+  each other. If several threads in a process search at the same time, they take turns.
   """
   forward = no_neighbors(len(source.row_N), k_source)
   backward = None if k_target is None else no_neighbors(len(target.row_N), k_target)
@@ -286,8 +286,8 @@ def no_neighbors(count: int, k: int) -> Neighbors:
 def merge(best: Neighbors, rows: np.ndarray | slice, new: Neighbors, start: int) -> None:
   """Merges new neighbors for some rows into the best neighbors so far, in place.
 
-  `start` is added to the row numbers of the new neighbors. The resulting row numbers must exceed
-  all earlier row numbers.
+  `start` is added to the row numbers of the new neighbors. The sums must exceed the row numbers of
+  all earlier neighbors.
   """
   score_RL = np.concatenate([best.score_NK[rows], new.score_NK], axis=1)
   index_RL = np.concatenate([best.index_NK[rows], start + new.index_NK], axis=1)

@@ -1,8 +1,8 @@
 """FAISS indexes: approximate nearest neighbors with exact cosines.
 
-An index finds candidates by their compressed codes. The search then reads the candidates' vectors
-and compares them exactly, as in `exact_search`. Scores are therefore exact, but the search misses
-any neighbor that is not a candidate.
+An index stores a compressed code for each vector. The search uses the codes to find candidates,
+then reads the candidates' vectors and compares them exactly with the query, as in `exact_search`.
+Scores are therefore exact, but the search misses any neighbor that is not a candidate.
 
 A factory string such as `OPQ64,IVF65536,PQ64` names a rotation, the number of inverted lists, and
 the code that compresses each vector. Vectors are scaled to length 1, so FAISS's inner products
@@ -39,8 +39,8 @@ _FLAT_BELOW = 20_000
 _BITS_BELOW, _BITS_FROM = 10_000_000, 256
 _MOST_PARTS = 64  # Maximum bytes per vector in the default PQ code.
 _LEAST_PROBES = 32
-# Training vectors per centroid (FAISS asks for at least 39 and uses at most 256), and the minimum
-# number of training vectors.
+# Number of training vectors per k-means centroid (FAISS asks for at least 39 and uses at most 256),
+# and minimum number of training vectors in total.
 _PER_CENTROID, _AT_LEAST = 64, 1 << 16
 # Code training: rotation iterations, k-means iterations, and training vectors per code word.
 _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
@@ -54,10 +54,10 @@ _TINY = 1e-12  # Below this squared length (or above 1 / _TINY), float32 loses p
 def training_rows(factory: str) -> int:
   """Returns the training sample size for a factory string, or 0 if no training is needed.
 
-  Codes are `Flat` (float32), `SQfp16`, `SQ8` (one byte per dimension), `RaBitQ` (one bit per
-  dimension) and `PQ64` (64 bytes). `IVF` with a number of lists may precede the code, and `OPQ`,
-  `PCA`, `PCAR` or `RR` may come first. Other strings are not supported, because FAISS either cannot
-  fill such an index in shards or cannot search a subset of its vectors.
+  The supported codes are `Flat` (float32), `SQfp16`, `SQ8` (one byte per dimension), `RaBitQ` (one
+  bit per dimension) and `PQ64` (64 bytes). `IVF` with a number of lists may precede the code, and
+  `OPQ`, `PCA`, `PCAR` or `RR` may come first. Other strings are not supported, because FAISS either
+  cannot fill such an index in shards or cannot search a subset of its vectors.
 
   Raises:
     InputError: If the string is not supported.
@@ -74,12 +74,12 @@ def default_factory(count: int, dimension: int) -> str:
 
   For fewer than 20,000 vectors, the default is `Flat`, an exact search. Larger indexes have
   inverted lists. The number of lists is the smallest power of two that is at least 4 sqrt(count),
-  such as 4,096 for a million vectors and 65,536 for 100 million.
+  for example, 4,096 for a million vectors and 65,536 for 100 million.
 
-  For fewer than 10 million vectors, the code is `RaBitQ` after a random rotation, because `RaBitQ`
-  is faster and more accurate than `PQ` at this size. For 10 million vectors or more, and for
-  vectors with fewer than 256 dimensions, the code is `PQ` with 64 bytes after an `OPQ` rotation, as
-  in CCMatrix. If 64 does not divide the width, PQ uses the largest divisor below 64.
+  The code is `RaBitQ` after a random rotation if there are fewer than 10 million vectors and they
+  have at least 256 dimensions, because `RaBitQ` is faster and more accurate than `PQ` in this case.
+  Otherwise, the code is `PQ` with 64 bytes after an `OPQ` rotation, as in CCMatrix. If the width of
+  the vectors is not a multiple of 64, the number of bytes is the width's largest divisor below 64.
   """
   if count < _FLAT_BELOW:
     return "Flat"
@@ -92,8 +92,8 @@ def default_factory(count: int, dimension: int) -> str:
 
 def library() -> Any:
   """Returns the `faiss` module; raises InputError if the module is not installed."""
-  # FAISS's threads synchronize thousands of times. With active waiting, idle threads take CPU time
-  # from busy threads.
+  # FAISS's threads wait for each other thousands of times. By default, waiting threads keep their
+  # cores busy and take CPU time from the threads that they wait for.
   os.environ.setdefault("OMP_WAIT_POLICY", "passive")
   with errors.requires("faiss", "an index"):
     import faiss
@@ -353,7 +353,8 @@ def _inverted_file(index: Any) -> Any:
 def _train_briefly(index: Any, ivf: Any) -> None:
   """Shortens code training, which takes an hour on two cores with FAISS's defaults.
 
-  Candidates are compared exactly, so slightly better codes would change little.
+  Longer training would give slightly better codes. This would hardly change the search results,
+  because the codes only select candidates, which are then compared exactly.
   """
   faiss = library()
   if isinstance(index, faiss.IndexPreTransform):

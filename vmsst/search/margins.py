@@ -222,8 +222,8 @@ def _sorted_pairs(best: Sequence[Best], axes: Sequence[int]) -> Iterator[Pairs]:
 
   Large numbers of candidates are sorted in a temporary file.
   """
-  # The sort keys are the descending score, the source and the target. They are big-endian, so that
-  # sorting the bytes sorts the numbers.
+  # Pairs are sorted by descending score, then by source, then by target. The keys are big-endian,
+  # so that sorting the bytes sorts the numbers.
   key_P3 = array_files.full((sum(len(best[axis][0]) for axis in axes), 3), 0, ">u8")
   first = 0
   for axis in axes:

@@ -72,9 +72,9 @@ class EarlyStoppingAction(BaseAction):
 class KeepBestAction(BaseAction):
   """Writes the names of the best checkpoints to `best.json`.
 
-  The run never deletes these checkpoints, and `vmsst.load` opens the best checkpoint. Every
-  evaluated step must have a checkpoint, and the checkpoint must be complete before the next
-  evaluation.
+  The run never deletes the checkpoints named in `best.json`, and `vmsst.load` opens the best of
+  them. Every evaluated step must have a checkpoint, and this checkpoint must be complete before the
+  next evaluation.
 
   Attributes:
     model_dir: The run's folder.

@@ -1,9 +1,10 @@
 """Adafactor with T5X's rules for factoring a parameter's second moment.
 
 Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost" (2018),
-https://arxiv.org/abs/1804.04235. The second moment of a matrix is stored as row and column means.
-For a parameter with more than two axes (attention heads, stacked layers), the logical axis names
-determine which axes are rows, which are columns, and which form a batch of independent matrices.
+https://arxiv.org/abs/1804.04235. The second moment of a matrix is stored as row and column means. A
+parameter has more than two axes if it contains attention heads or stacked layers, for example. For
+such a parameter, the logical axis names determine which axes are rows, which are columns, and which
+form a batch of independent matrices.
 """
 
 from __future__ import annotations
@@ -70,8 +71,9 @@ def _layout(
 ) -> _Layout:
   """Returns a parameter's layout.
 
-  As in T5X, the size alone determines whether a matrix without batch axes is factored. Roles only
-  matter for parameters with more than two axes or with a batch axis.
+  As in T5X, only the size of a matrix without batch axes determines whether its second moment is
+  factored. The roles of the axes ('row', 'column', 'batch' or 'none') only matter for parameters
+  with more than two axes or with a batch axis.
   """
   if len(shape) <= 2 and "batch" not in (roles or ()):
     averaged = tuple(range(len(shape)))
@@ -108,9 +110,10 @@ def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[
 
 
 def _root_mean_square(x: Array, axes: tuple[int, ...]) -> Array:
-  # Without the barriers here and below, XLA on GPUs repeats the last summation of each mean in
-  # every tile of an update. For VMSST with 24 stacked layers, these repeated sums take a third of
-  # the step time.
+  # The optimization barriers in this module prevent XLA from fusing means with the parameter
+  # update. Without the barriers, XLA on GPUs repeats the last summation of each mean in every tile
+  # of the update. For VMSST with 24 stacked layers, these repeated sums take a third of the step
+  # time.
   return jax.lax.optimization_barrier(jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True)))
 
 
@@ -261,8 +264,8 @@ class Adafactor(OptimizerDef):
   def logical_axes(self, params: PyTree, state: PyTree, param_axes: PyTree) -> PyTree:
     """Returns `state` with every array replaced by its PartitionSpec, or by None if replicated.
 
-    Moments with the same shape as their parameter are sharded like the parameter. Row and column
-    means are replicated.
+    Moments with the same shape as their parameter are sharded like the parameter. The row and
+    column means of factored moments are replicated.
     """
 
     def axes_of(param: Any, moments: AdafactorParamState, axes: Any) -> AdafactorParamState:

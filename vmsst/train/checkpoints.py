@@ -1,7 +1,8 @@
 """T5X checkpoints, which Orbax writes to `checkpoint_<step>/state` in the model folder.
 
-Upstream T5X can read these checkpoints, and this module can read upstream T5X checkpoints. Before
-reading any array, the module compares the checkpoint's metadata with the model.
+Upstream T5X can read the checkpoints that this module writes, and this module can read the
+checkpoints that upstream T5X writes. Before reading any array of a checkpoint, the module compares
+the checkpoint's metadata with the model.
 """
 
 import contextlib
@@ -222,8 +223,8 @@ def find_arrays(
     if saved_name.startswith("target/"):
       source = tensors.find(saved_name, array.shape, saved)
     elif saved_name in saved:
-      # Optimizer state cannot be stacked or split by layer, because Adafactor does not factor a
-      # stack of layers along the same axes as a single layer.
+      # Parameters can be stacked or split by layer, but optimizer state cannot, because Adafactor
+      # does not factor a stack of layers along the same axes as a single layer.
       source = tensors.Source((saved_name,))
     if source is not None:
       sources[name] = source
@@ -432,7 +433,8 @@ class CheckpointManager:
   def save(self, train_state: Any, data_state: input_pipeline.DataState) -> None:
     """Starts writing `train_state`, unless a checkpoint for its step exists.
 
-    Returns as soon as the arrays have been copied off the devices.
+    Returns as soon as the arrays have been copied off the devices. The files are written in the
+    background.
 
     Raises:
       InputError: If this checkpoint or the previous checkpoint could not be written.

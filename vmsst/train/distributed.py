@@ -56,7 +56,7 @@ def join(
   """
   requested = multi_process or any(x is not None for x in (coordinator_address, count, index))
   # Kubernetes is deliberately not detected, because JAX would query the cluster's API server from
-  # every pod. Kubernetes users set the coordinator address instead.
+  # every pod. Kubernetes users set `coordinator_address` instead.
   on_cluster = (
     ("SLURM_STEP_NODELIST" in os.environ and os.environ.get("SLURM_NTASKS") != "1")
     or "OMPI_MCA_orte_hnp_uri" in os.environ  # Open MPI
@@ -101,8 +101,8 @@ def join(
       "resume from the last checkpoint"
     ) from None
   # JAX's shutdown would stop the coordination service as soon as process 0 has disconnected, and
-  # processes that are still disconnecting would abort. Keep the service running for two more
-  # seconds.
+  # processes that are still disconnecting would then abort. Keep the service running for two more
+  # seconds, so that these processes can disconnect.
   state.client.shutdown()
   state.client = None
   if state.service is not None:

@@ -1,6 +1,7 @@
 """`t5x train --dry_run` reports sizes and FLOPs without reading data or creating parameters.
 
-`--topology=h100:8` does the same for devices that this machine does not have.
+With `--topology=h100:8`, for example, the report is for eight H100 GPUs, even if this machine has
+no GPUs.
 """
 
 import functools
@@ -213,8 +214,9 @@ def _compile(lowered: Any, hardware: str) -> Any:
 def matmul_flops(jaxpr: Any) -> float:
   """Returns the FLOPs of all matmuls in a jaxpr.
 
-  A matmul of [M, K] and [K, N] takes 2 M N K FLOPs. The body of a `scan` counts once per iteration.
-  The body of a `while` loop counts once. For a `cond`, only the most expensive branch counts.
+  A matmul of [M, K] and [K, N] takes 2 M N K FLOPs. The body of a `scan` is counted once per
+  iteration, but the body of a `while` loop is counted only once, because its number of iterations
+  is unknown. For a `cond`, only the most expensive branch is counted.
   """
   total = 0.0
   for equation in jaxpr.eqns:

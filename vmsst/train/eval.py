@@ -78,8 +78,8 @@ class InferenceEvaluator:
   def evaluate(self, train_state: Any, train_state_axes: Any) -> Mapping[str, Mapping[str, Any]]:
     """Runs the model on every task and returns the metrics by task.
 
-    Each process runs the model on its rows of every batch. The first process computes the metrics,
-    and all other processes return an empty dict.
+    Each process runs the model on its own rows of every batch. Only the first process computes the
+    metrics; all other processes return an empty dict.
     """
 
     def infer(method: str, dataset: Any, rng: Any = None) -> Any:

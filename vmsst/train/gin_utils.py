@@ -1,7 +1,7 @@
 """Parses gin configurations (`t5x.gin_utils` in the bundled runtime).
 
 Gin files import `t5x`, as in `from t5x import utils`. In the bundled runtime, `t5x` is an alias of
-`vmsst.train`. `python -m t5x.main` runs the same gin files on upstream T5X.
+`vmsst.train`. Therefore, the same gin files also run on upstream T5X, with `python -m t5x.main`.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ from vmsst.jobs import outputs
 _RUNTIME = "vmsst.train"
 
 
-# Replaces gin's reader for files in Python packages, because gin has no public function for this.
-# Gin's reader logs an error for every search path that does not contain the file. It also fails if
-# a gin file includes `data/files.gin` and the working directory has a folder `data` that is not a
-# Python package.
+# Replace gin's reader for files in Python packages. Gin's reader logs an error for every search
+# path that does not contain the file. It also fails if a gin file includes `data/files.gin` and the
+# working directory has a folder `data` that is not a Python package. Gin has no public function for
+# replacing its reader.
 gin.config._FILE_READERS[:] = [
   (open, os.path.isfile),
   (lambda path: io.StringIO(input_files.read_bytes(path).decode()), storage.is_file),
@@ -46,7 +46,8 @@ gin.config._FILE_READERS[:] = [
 def bindings() -> dict[tuple[str, str], dict[str, Any]]:
   """Returns bound values by (scope, selector) and parameter. Macros have the selector `gin.macro`.
 
-  Gin passes these values only to `gin.finalize` hooks, but `parse_gin_flags` needs them earlier.
+  Gin passes the bound values only to `gin.finalize` hooks, but `parse_gin_flags` needs the values
+  before it calls `gin.finalize`.
   """
   return gin.config._CONFIG
 
@@ -85,8 +86,8 @@ def parse_gin_flags(
   for file in gin_files:
     with _gin_errors(file):
       gin.parse_config_file(file)
-  # Gin would accept a misspelled macro on the command line, so accept only macros that the gin
-  # files define.
+  # Gin would silently accept a misspelled macro name on the command line. Therefore, accept only
+  # macros that the gin files define.
   macros = {scope for scope, selector in bindings() if selector == "gin.macro"}
   for reference in gin.config.iterate_references(bindings()):
     if reference.selector == "gin.macro":

@@ -56,10 +56,10 @@ def infer(
 ) -> None:
   """Runs a model on every example of a task, or of all tasks in a mixture.
 
-  Writes `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`, with one line per example.
-  Each line contains the inputs and the prediction or score. Saves results every `checkpoint_period`
-  batches. If you repeat an interrupted run with the same configuration, checkpoint and examples,
-  the run resumes after the last saved batch.
+  Writes the file `<task>-<mode>.jsonl-<shard>-of-<shards>` below `output_dir`, with one line per
+  example. Each line contains the example's inputs and the model's prediction or score. Results are
+  saved every `checkpoint_period` batches. If you repeat an interrupted run with the same
+  configuration, checkpoint and examples, the run resumes after the last saved batch.
 
   Args:
     mode: "predict", "predict_with_aux" or "score".
@@ -108,8 +108,9 @@ def infer(
   sums = storage.path(checkpoint) / t5x.CHECKSUMS
   digest = manifest.digest(sums.read_text()) if sums.is_file() else None
   inputs = {"checkpoint": {"name": os.fspath(checkpoint), "digest": digest}}
-  # Results also depend on the gin configuration, which contains the decoding options. Gin picks one
-  # of several aliases for `__main__`, and may pick a different alias in each run.
+  # Results also depend on the gin configuration, because it contains the decoding options. The text
+  # of the configuration imports `__main__` under one of several aliases. Gin may pick a different
+  # alias in each run, so replace the alias by `__main__`.
   config = gin.config_str()
   for alias in re.findall(r"^import __main__ as (\w+)$", config, re.MULTILINE):
     config = re.sub(rf"\b{alias}\b", "__main__", config)

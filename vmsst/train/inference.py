@@ -59,8 +59,8 @@ def get_array_fn(
 ) -> Callable[..., Any]:
   """Returns a function that runs `infer_step` on examples in memory.
 
-  The function batches examples of similar length to reduce padding. It returns the results in the
-  order of the examples.
+  The returned function puts examples of similar length into the same batch to reduce padding. It
+  returns the results in the order of the examples.
 
   Args:
     infer_step: See `get_infer_fn`.
@@ -107,8 +107,8 @@ def get_array_fn(
       step_rng = None
       if rng is not None:
         step_rng, rng = jax.random.split(rng)
-      # Every process passes the complete batch, because the rows for one host need not be adjacent
-      # on the mesh.
+      # Every process passes the complete batch to the devices, because the rows that belong to one
+      # host need not be adjacent in the batch.
       device_batch = partitioner.whole_to_devices(batch)
       result = partitioned(train_state.params, device_batch, step_rng, train_state.flax_mutables)
       # Copy the result to the host to free device memory. Convert bfloat16, because few NumPy

@@ -1,8 +1,8 @@
 """Loads batches from SeqIO tasks onto the devices.
 
-`TrainIterator` prefetches in a thread, trims padding and moves batches to the devices. The
-iterator's state can be saved, so a run that restarts with the same number of processes sees the
-same batches as an uninterrupted run.
+`TrainIterator` reads batches ahead in a thread, trims padding and moves the batches to the devices.
+A run can save the iterator's state. If the run is later restarted with the same number of
+processes, it sees the same batches as an uninterrupted run.
 """
 
 import collections
@@ -80,9 +80,9 @@ def get_training_eval_datasets(
 ) -> dict[str, Any]:
   """Returns `eval_steps` batches for the mixture and for each of its tasks that has the split.
 
-  As in upstream T5X, small tasks are repeated to fill the batches. Each dataset's
-  `as_numpy_iterator()` yields the rows in this shard. With several shards, columns that contain
-  only padding in the whole global batch are trimmed.
+  As in upstream T5X, the examples of a small task are repeated until there are `eval_steps` full
+  batches. Each dataset's `as_numpy_iterator()` yields this shard's rows of each batch. With several
+  shards, columns that contain only padding in the whole global batch are trimmed.
   """
   import seqio
 
@@ -111,7 +111,8 @@ def get_training_eval_datasets(
 class EvalBatches:
   """The first batches of a dataset, optionally restricted to some rows of each batch.
 
-  Batches are trimmed before rows are selected, so that all processes get the same shapes.
+  Padding is trimmed before the rows are selected, so that the batches have the same shape in all
+  processes.
 
   Attributes:
     batches: An iterator with a method `reset` to start over.
@@ -140,8 +141,8 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
 def used_sixteenths(batch: Batch) -> int:
   """Returns how many sixteenths of the padded length the texts in a batch occupy, rounded up.
 
-  The result is 1, 2, 3, 4, 6, 8, 12 or 16. Texts are the integer features of rank 2 or more,
-  [B, ..., T].
+  The returned number is 1, 2, 3, 4, 6, 8, 12 or 16. Integer features of rank 2 or more, [B, ...,
+  T], are treated as texts.
   """
   return next(
     sixteenths
@@ -154,7 +155,8 @@ def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.nd
   """Trims the columns on the right in which all texts in the batch have padding.
 
   All text features keep the same fraction of their padded length, rounded up to a multiple of 4
-  tokens, so that JAX compiles few shapes.
+  tokens. As a result, batches have few different shapes, and JAX compiles a separate step for each
+  shape.
 
   Args:
     batch: The batch.
@@ -201,8 +203,8 @@ class DataState:
   def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
     """Returns the state in `folder`, or None if `folder` has no state for this process.
 
-    A state written by a different number of processes does not match the rows that this process
-    reads. In this case, the method logs a warning and returns None.
+    If a run with a different number of processes wrote the state, the state does not match the rows
+    that this process reads. In this case, the method logs a warning and returns None.
     """
     path = _state_path(folder, process, processes)
     if path.is_file():

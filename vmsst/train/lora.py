@@ -1,14 +1,14 @@
 """LoRA: trains low-rank updates of kernels and freezes all other parameters.
 
-A kernel W of shape [M, N] becomes W + alpha / rank * A B with A [M, rank] and B [rank, N]. In this
-implementation, the parameters of a run are the updated kernels, and the optimizer state contains A
-and B. By the chain rule, the gradients of A and B follow from the gradient of the kernel. Networks,
-checkpoints, `vmsst.load` and exports therefore need no support for LoRA, and resuming an
-interrupted run is exact.
+A kernel W of shape [M, N] becomes W + alpha / rank * A B, where A is a matrix [M, rank] and B is a
+matrix [rank, N]. In this implementation, the model's parameters are the updated kernels, and the
+optimizer state contains A and B. Networks, checkpoints, `vmsst.load` and exports therefore need no
+support for LoRA. The optimizer computes the gradients of A and B from the gradient of the kernel,
+by the chain rule. A resumed run continues with exactly the same A and B.
 
-LoRA saves memory because the optimizer stores moments only for A and B, and XLA does not compute
-the gradients of frozen parameters. Within a step, however, each trained kernel still has a
-full-size gradient.
+LoRA saves memory because the optimizer stores moments only for A and B, and because XLA does not
+compute the gradients of frozen parameters. However, each kernel that LoRA updates still has a
+full-size gradient within a step.
 
 Reference: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
 """

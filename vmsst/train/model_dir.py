@@ -35,9 +35,9 @@ def open_folder(name: str, model_dir: str, *, claim: bool = False) -> Iterator[C
   Args:
     name: The folder's name in messages, such as MODEL_DIR.
     model_dir: Absolute path, or URL in an object store.
-    claim: Whether to prevent other runs from writing to the folder. The function locks a local
-      folder. An object store has no locks, so only the run that started last may write to a folder
-      in a store.
+    claim: Whether to prevent other runs from writing to the folder. A local folder is locked. An
+      object store has no locks, so if several runs use a folder in a store, only the run that
+      started last may write to the folder.
 
   Yields:
     A function that raises InputError if a later run uses the same folder in an object store.
@@ -84,7 +84,8 @@ def summarize_run(
 ) -> None:
   """Writes the run's `config.gin`, `encoder.json` and vocabulary file to `model_dir`.
 
-  First calls `summarize_gin_config` from the T5X runtime in use, either upstream or bundled.
+  To write `config.gin`, the function calls `summarize_gin_config` from the T5X runtime in use,
+  either upstream or bundled.
 
   Args:
     model_dir: The run's folder.

@@ -1,7 +1,8 @@
 """Optimizers and learning-rate schedules.
 
-As in T5X, an optax optimizer uses its own learning rate, while the trainer reports the learning
-rate from a separate schedule in the metrics. gin/runs/train.gin sets both to the macro SCHEDULE:
+As in T5X, an optax optimizer uses the learning rate in its own configuration. The trainer also has
+a learning-rate schedule, but with an optax optimizer, this schedule only determines the learning
+rate that is shown in the metrics. gin/runs/train.gin sets both to the macro SCHEDULE:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
@@ -54,8 +55,9 @@ class OptimizerDef(abc.ABC):
       batch: The batch, by feature.
 
     Returns:
-      The selected parameters, and a function. The function takes a tree with these parameters or
-      their gradients, and adds the entries that the model and `apply_gradient` need.
+      The selected parameters, and a function. The function takes a tree with the selected
+      parameters or with their gradients, and adds the entries that the model and `apply_gradient`
+      need.
     """
     del batch
     return params, lambda tree: tree
@@ -91,7 +93,7 @@ class OptaxWrapper(OptimizerDef):
     """Returns `state` with every array replaced by its PartitionSpec, or by None if replicated.
 
     An array in the optax state that has the same shape as its parameter gets the parameter's axes.
-    All remaining arrays are small and are replicated, such as counters, hyperparameters, random
+    All remaining arrays are small and are replicated, for example counters, hyperparameters, random
     keys, and the row and column statistics of a factored second moment.
     """
 
@@ -172,8 +174,8 @@ def create_learning_rate_scheduler(
 
   * constant: base_learning_rate,
   * linear_warmup: min(1, t / w); in this factor and the next three, w is at least 1,
-  * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); it includes the
-    constant and the warm-up, so use it alone,
+  * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); this formula includes
+    the constant and the warm-up, so do not combine it with other factors,
   * rsqrt_decay: 1 / sqrt(max(t, w)),
   * rsqrt_normalized_decay: sqrt(w / max(t, w)),
   * decay_every: decay_factor ** floor(t / steps_per_decay),
@@ -206,9 +208,9 @@ def create_learning_rate_scheduler(
     up_then_down = jnp.minimum(t / warmup, 1.0 + decay_factor * (warmup_steps - t))
     return rate * (base_learning_rate * up_then_down)
 
-  # Each function multiplies the rate by one factor. The order of operations is the same as in T5X,
-  # because the order affects the last bit of the result and both runtimes must produce identical
-  # results.
+  # Each function below multiplies the learning rate by one factor. The order of operations affects
+  # the last bit of the result. It is the same as in T5X, because both runtimes must produce
+  # identical results.
   apply_factor = {
     "constant": lambda rate, t: rate * base_learning_rate,
     "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup),

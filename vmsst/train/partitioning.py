@@ -1,7 +1,8 @@
 """Meshes and sharding (`t5x.partitioning` in the bundled runtime).
 
-The mesh has two axes, `data` and `model`. Parameters and activations have logical axis names; rules
-map each name to a mesh axis or to None (replicated).
+A mesh arranges the devices along two axes, `data` and `model`. Each axis of a parameter or an
+activation has a logical name. Rules map each logical name to a mesh axis, or to None if arrays are
+replicated along this axis.
 """
 
 import contextlib
@@ -159,11 +160,11 @@ class PjitPartitioner:
   def get_mesh_axes(self, train_state: Any) -> Any:
     """Returns `train_state` with arrays replaced by PartitionSpecs, or by None if replicated.
 
-    Model collections without logical axes are replicated.
+    If a collection of model variables has no logical axes, its arrays are replicated.
 
     Raises:
-      InputError: If no rule exists for a parameter's axis. (Flax would silently replicate the
-        parameter.)
+      InputError: If no rule exists for a parameter's axis. (Without this error, Flax would silently
+        replicate the parameter.)
     """
     axes = train_state.as_logical_axes()
     ruled = {None, *(name for name, _ in self.logical_axis_rules)}

@@ -1,15 +1,15 @@
 """Updates only the rows of the token table that a batch uses.
 
-An AdamW step on a 250,000 x 256 table reads and writes seven 256 MB arrays, although a batch uses
-only a few thousand rows. `RowWise` gathers these rows from the table and from the optimizer's
-moments before the gradients are computed, and writes the updated rows back. The model sees only a
-small table with these rows. The full table and its moments are updated in place, and a step
-allocates no other array of this size.
+An AdamW step on a 250,000 x 256 token table reads and writes seven 256 MB arrays, although a batch
+uses only a few thousand rows of the table. `RowWise` gathers the rows that the batch uses from the
+table and from the optimizer's moments before the gradients are computed, and writes the updated
+rows back. The model sees only a small table with these rows. The full table and its moments are
+updated in place, and a step allocates no other array of the table's size.
 
-Rows for tokens that are not in the batch have zero gradients, so the gradients and their norm are
-the same as with a dense optimizer. The updates differ, however. Momentum and weight decay do not
-change the rows for tokens that are not in the batch, and the moments of these rows do not decay
-("lazy Adam").
+The rows for tokens that are not in the batch have zero gradients. Therefore, the gradients and
+their norm are the same as with an optimizer that updates the whole table. The updates differ,
+however. With `RowWise`, momentum and weight decay do not change the rows for tokens that are not in
+the batch, and the moments of these rows do not decay ("lazy Adam").
 """
 
 from collections.abc import Callable
@@ -50,8 +50,9 @@ class RowWise(optimizers.OptimizerDef):
     """Returns the parameters with only the batch's rows, and a function that adds the row ids."""
     tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
     count = params[_MODULE][_TABLE].shape[0]
-    # The shape must be static, so the ids are padded with an id past the end of the table. Reading
-    # with this id returns the last row; writing with this id does nothing.
+    # JAX needs a fixed number of ids, so the ids are padded with an id past the end of the table.
+    # Reading the row of this id returns the last row of the table, and writing to the row of this
+    # id does nothing.
     ids_U = jnp.unique(tokens, size=min(len(tokens), count), fill_value=count)
 
     def complete(tree: PyTree) -> PyTree:

@@ -1,8 +1,8 @@
 """A trainer for upstream T5X that passes the training step to the model's loss.
 
-`gin/runs/upstream.gin` binds this class. The bundled trainer always passes the step, so this class
-changes nothing in the bundled runtime. The bundled runtime needs the class to parse the config.gin
-of an upstream T5X run in `t5x eval`.
+`gin/runs/upstream.gin` uses the class `StepTrainer`. The bundled trainer always passes the step, so
+`StepTrainer` changes nothing in the bundled runtime. However, `t5x eval` in the bundled runtime
+must be able to read the config.gin of an upstream T5X run, which refers to `StepTrainer`.
 """
 
 import functools
@@ -18,8 +18,9 @@ class StepTrainer(trainer.Trainer):
   """Calls `model.loss_fn` and `eval_fn` with `step`, the number of updates so far.
 
   The arguments are the same as for `Trainer`. This class does not compute metrics for individual
-  weights. It rejects microbatches because upstream T5X sums their gradients, which would multiply
-  the gradient of a mean loss.
+  weights. It rejects microbatches because upstream T5X sums their gradients. If the loss is a mean
+  over examples, the sum of the gradients would be too large by a factor of the number of
+  microbatches.
   """
 
   @functools.cached_property

@@ -1,9 +1,9 @@
 """Reports a run's metrics in files, on Weights & Biases and on the terminal.
 
-The files are TensorBoard's event files and `metrics.jsonl`. A resumed run appends to these files.
-Object stores cannot append to files, and TensorFlow does not support all stores. If the run's
-folder is in a store, the metrics are therefore written to a temporary local folder, and each
-changed file is uploaded as a whole.
+Metrics are written to TensorBoard's event files and to `metrics.jsonl`. A resumed run appends to
+these files. However, files in an object store cannot be appended to, and TensorFlow does not
+support all stores. If the run's folder is in a store, the metrics are therefore written to a
+temporary local folder, and each changed file is uploaded as a whole.
 """
 
 import json
@@ -61,7 +61,7 @@ class LogFolder:
     """If the folder is in a store, uploads files that have changed since the last upload.
 
     Args:
-      after_seconds: Minimum time in seconds since the last upload. An earlier call does nothing.
+      after_seconds: Do nothing if the last upload was less than this many seconds ago.
 
     Raises:
       InputError: If the object store rejects a file.
@@ -84,9 +84,9 @@ def numbers(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
 class SummaryWriter:
   """Writes one kind of metrics (`train` or `training_eval/<task>`) to a folder.
 
-  The first write creates the folder. Only the first process writes. Writing TensorBoard events
-  requires TensorFlow, which takes ten seconds to import. A run that reads its data without
-  TensorFlow therefore writes only `metrics.jsonl`.
+  The first write creates the folder. In a run with several processes, only the first process
+  writes. TensorBoard's event files are written with TensorFlow, which takes ten seconds to import.
+  A run that reads its data without TensorFlow therefore writes only `metrics.jsonl`.
 
   Args:
     folder: The run's folder, or None to write nothing.
@@ -159,9 +159,9 @@ def send_to_wandb(
 ) -> None:
   """Starts or continues a Weights & Biases run, then calls `summarize_config_fn`.
 
-  The name of a metric starts with its TensorBoard folder, as in `train/loss`. The configuration of
-  the Weights & Biases run has one entry, `gin`, which contains the gin configuration without the
-  credentials in URLs.
+  On Weights & Biases, the name of a metric starts with the metric's TensorBoard folder, as in
+  `train/loss`. The configuration of the Weights & Biases run has one entry, `gin`, which contains
+  the gin configuration. Credentials in URLs are removed from the gin configuration.
 
   Args:
     model_dir: The run's folder, on a local disk.
@@ -290,7 +290,8 @@ class EvaluationLog:
     """Prints a table per task, with one row per metric. Columns: first, best and newest step.
 
     Args:
-      best: The best checkpoint (from `t5x.read_best`), even if an earlier process evaluated it.
+      best: The best checkpoint (from `t5x.read_best`), which may have been evaluated before the run
+        was resumed.
     """
     best_step = None
     if best is not None:

@@ -57,10 +57,12 @@ def train(
 ) -> tuple[int, Any]:
   """Trains a model, evaluates it and writes checkpoints below `model_dir`.
 
-  Starts from the newest intact checkpoint in `model_dir`, otherwise from `checkpoint_cfg.restore`,
-  otherwise from scratch. Saves and evaluates at every step that is a multiple of the respective
-  period, and after the last step. A resumed run repeats an interrupted evaluation. On SIGTERM or
-  SIGINT, writes a checkpoint and ends the run. Never saves a state with infinite or NaN parameters.
+  Training starts from the newest intact checkpoint in `model_dir`. If there is none, training
+  starts from the checkpoint in `checkpoint_cfg.restore`, or else from scratch. A checkpoint is
+  saved at every multiple of the checkpoint period and after the last step. Likewise, the model is
+  evaluated at every multiple of `eval_period` and after the last step. A resumed run repeats an
+  interrupted evaluation. On SIGTERM or SIGINT, the function writes a checkpoint and ends the run.
+  It never saves a state with infinite or NaN parameters.
 
   Args:
     model: See docs/model_interface.md.
@@ -218,8 +220,8 @@ def train(
     manager = None
     if save_period or save_steps:
       manager = closing(checkpoints.CheckpointManager(model_dir, save_cfg))
-    # Write files only after all steps that may fail, so that a run that fails early does not
-    # overwrite files.
+    # Write the first files only after all setup that may fail, so that a run that fails during
+    # setup does not overwrite the files of an earlier run.
     initializer.write_model_info(model_dir)
     if summarize_config_fn is not None:
       summarize_config_fn(model_dir, trainer.train_writer, first_step)
@@ -367,7 +369,7 @@ def _was_evaluated(model_dir: str, step: int) -> bool:
 def _check_encoder(model: Any, model_dir: str) -> None:
   """Raises InputError if the checkpoints in a folder belong to a different encoder.
 
-  A resumed run may change options that do not affect the encoder, such as the dropout rate.
+  Options that do not affect the encoder, such as the dropout rate, may differ.
   """
   if not (storage.path(model_dir) / encoder_json.ENCODER_FILE).is_file():
     return

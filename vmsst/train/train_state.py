@@ -63,7 +63,8 @@ class TrainState(struct.PyTreeNode):
     """Returns the state before the first step.
 
     Args:
-      optimizer_def: The optimizer. If it has `set_param_axes`, it receives the logical axes.
+      optimizer_def: The optimizer. If it has a method `set_param_axes`, this method is called with
+        the logical axes of the parameters.
       variables: Return value of the model's `get_initial_variables`.
     """
     collections = flax.core.unfreeze(variables)

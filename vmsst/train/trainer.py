@@ -1,8 +1,8 @@
 """The training step and the training loop (`t5x.trainer` in the bundled runtime).
 
-Each step is one call to a jitted function with donated arguments. The function computes the
-gradients (over microbatches), applies the update, and adds the metrics to a sum that is reset when
-metrics are written. The host only supplies batches.
+Each training step is one call to a jitted function with donated arguments. The function computes
+the gradients (over microbatches), applies the update, and adds the step's metrics to a sum. The sum
+is reset when metrics are written. The host only supplies batches.
 """
 
 import collections
@@ -57,7 +57,8 @@ def accumulate_grads_microbatched(
 ) -> tuple[Any, Metrics, Any]:
   """Computes gradients and metrics for a batch in `num_microbatches` microbatches of equal size.
 
-  Each microbatch uses a separate random key. In-batch negatives come from the same microbatch.
+  Each microbatch uses a separate random key. The in-batch negatives of an example come from the
+  example's own microbatch.
 
   Returns:
     Gradients, metrics, and the mutable collections after the batch (None if the model has none). If

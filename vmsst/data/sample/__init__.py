@@ -1,8 +1,9 @@
 """A small parallel corpus in eight languages, included in the package.
 
-Every sentence says who does what, where and when. A given number refers to the same meaning in
-every language. Each validation sentence combines a predicate with a subject, a place and a time
-that never occur with this predicate in training. Nothing here imports TensorFlow.
+Every sentence says who does what, where and when. Sentences are numbered, and sentences with the
+same number have the same meaning in every language. Each validation sentence combines a predicate
+with a subject, a place and a time that never occur with this predicate in training. Nothing here
+imports TensorFlow.
 """
 
 import dataclasses
@@ -74,6 +75,8 @@ class Meaning(NamedTuple):
 class Phrasebook:
   """One language's vocabulary and word order, as read from `phrases.json`.
 
+  A frame, one of FRAMES, determines the form of the verb, for example the past tense.
+
   Attributes:
     about: Notes for people who edit `phrases.json`.
     subjects: Noun phrase for each subject, or an empty string if the verb form alone expresses the
@@ -83,8 +86,8 @@ class Phrasebook:
       is a separate word, the forms are followed by " / " and the object.
     places: Adverbial for each place.
     times: Adverbial for each time in every frame.
-    verbs: For each frame and agreement, a template for the finite verb, with placeholders for
-      `forms`.
+    verbs: For each frame and agreement (see AGREEMENT), a template for the finite verb, with
+      placeholders for `forms`.
     order: For each frame, a sentence template, with placeholders for subject, verb, object, place,
       time and `forms`.
     blank: Separator between words.

@@ -48,9 +48,10 @@ def held_out_texts(
 ) -> Iterator[tuple[str, str]]:
   """Yields the texts to exclude from training data, each with its benchmark's name.
 
-  Benchmarks without files are skipped. The queries of the benchmark `questions` are yielded even if
-  its knowledge base is missing. The training splits of SIB-200 and MLDoc are not yielded. Documents
-  are yielded sentence by sentence. The same text may be yielded several times.
+  Benchmarks whose files are missing are skipped. The benchmark `questions` consists of queries and
+  a knowledge base; its queries are yielded even if the knowledge base is missing. The training
+  splits of SIB-200 and MLDoc are not yielded. Documents are yielded sentence by sentence. The same
+  text may be yielded several times.
 
   Args:
     benchmarks: The benchmarks.

@@ -1,7 +1,7 @@
 """Measures how language-agnostic vectors are, using retrieval errors between all language pairs.
 
-The method is from Chen and Avgustinova (2021), called "the paper" below. Each benchmark compares
-languages on N-way translations of the same texts.
+The method is from Chen and Avgustinova (2021), called "the paper" below. Each benchmark consists of
+texts that are translated into several languages.
 
 * `BENCHMARK` uses NTREX, as in the paper's Tables 2 and 3.
 * `WMT2012` uses the news texts from Table 1, and `TED` uses the TED talks from Table 2.
@@ -14,13 +14,15 @@ all 3,003 rows are scored.
 Each text has several versions: the original and its translations. Each version has a label, which
 lists the language codes from the original to this version, joined by "+". For example,
 "eng+deu+zho" is a Chinese translation of a German translation of an English original. An optional
-suffix after "_" distinguishes versions in the same language. Each text has these results:
+suffix after "_" distinguishes versions in the same language. A benchmark reports these results for
+each text:
 
 * one result named after the text, or `ALL` if the benchmark has only one text. This result contains
   the metrics from `summary_of_matrix` and the arrays `labels` and `error`. `error` is an error
   matrix [L, L] in percent, with one row per query version and one column per candidate version.
-* one result such as "path eng+deu+zho" for every translation with several codes in its label. The
-  metrics are mean distances between the vectors along this path, times 100.
+* one result such as "path eng+deu+zho" for every version with several codes in its label. The
+  metrics are the mean distances, times 100, between the vectors of the versions from the original
+  to this version.
 """
 
 import dataclasses
@@ -56,8 +58,8 @@ def read_wmt2012(root: storage.Path) -> list[suite.Task]:
 def read_ted(root: storage.Path) -> list[suite.Task]:
   """Returns one task with the 16 languages in the paper's Table 2.
 
-  The texts are the first 10,000 usable rows of the training file. Rows with a missing column or a
-  missing translation ("__NULL__") are skipped.
+  The task uses the first 10,000 usable rows in the training file of the TED talks. Rows with a
+  missing column or a missing translation ("__NULL__") are skipped.
   """
   path = files.plain_or_gzipped(root / "ted" / "all_talks_train.tsv")
   lines = (line.split("\t") for line in text_files.read_lines(str(path)))
@@ -137,7 +139,8 @@ def summary_of_matrix(error_LL: np.ndarray, codes: Sequence[str]) -> suite.Numbe
   * `error within a language`: mean error between versions in the same language
   * `spread over versions`, `largest spread over versions`: see `version_spreads`
   * `error within families`, `error between families`: see `within_and_between`
-  * `error within branches`, `error between branches`: omitted if no family has several branches
+  * `error within branches`, `error between branches`: the same for branches of families; omitted if
+    no family has several branches
   """
   language_L = [languages.language(code) for code in codes]
   error_P = error_LL[~np.eye(len(codes), dtype=bool)]
@@ -197,9 +200,10 @@ def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> n
   """Returns the numbers of the rows to score in aligned texts, int64 [K].
 
   A row is skipped if, in any language, its text is empty, has more than `max_words` words, or
-  repeats the text of an earlier usable row. The paper limits texts to 50 tokens. Repeated texts are
-  skipped because their translation is ambiguous. Words are separated by white space, so the limit
-  has no effect in scripts without spaces. Texts that differ only in white space count as repeated.
+  repeats the text of an earlier usable row. The limit on words replaces the paper's limit of 50
+  tokens. Words are separated by white space, so the limit has no effect in scripts without spaces.
+  Repeated texts are skipped because they have several correct translations. Texts that differ only
+  in white space count as repeated.
   """
   earlier: set[tuple[int, str]] = set()  # Column and text of each usable row.
   rows = []
@@ -215,9 +219,9 @@ def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> n
 def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
   """Returns the retrieval error for every ordered language pair, 0 to 1, float64 [L, L].
 
-  Each text in language i is a query, and all texts in language j are the candidates. Cell (i, j) is
-  the share of queries for which the nearest candidate by cosine is not the translation. Ties go to
-  the first candidate. The diagonal is 0.
+  For cell (i, j), each text in language i is a query, and all texts in language j are the
+  candidates. The cell is the share of queries for which the nearest candidate by cosine is not the
+  translation. If several candidates are equally near, the first one counts. The diagonal is 0.
 
   Args:
     vectors: Vectors [N, D] for each language; row n is the same text in every language.
@@ -238,8 +242,8 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
 def mean_errors(error_LL: np.ndarray) -> np.ndarray:
   """Returns the mean error for the queries in each language, [L].
 
-  For the mean error by candidate language, pass the transposed matrix. The margins of the paper's
-  tables show both means.
+  For the mean error by candidate language, pass the transposed matrix. The paper's tables show both
+  means, in an additional row and an additional column.
   """
   return error_LL.sum(axis=1) / (len(error_LL) - 1)
 
@@ -247,8 +251,10 @@ def mean_errors(error_LL: np.ndarray) -> np.ndarray:
 def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dict[str, float]:
   """Returns the mean errors `within` and `between` groups; omits a mean if it covers no pairs.
 
-  Grouping by language compares several translations into one language (Tables 4 and 6 of the
-  paper). Grouping by family shows the effect of language relatedness.
+  `group_L` contains the group of each row and column of the matrix. If the groups are languages,
+  `within` is the mean error between several translations into one language (Tables 4 and 6 of the
+  paper). If the groups are language families, the two means show the effect of language
+  relatedness.
   """
   same_LL = np.array([[x == y for y in group_L] for x in group_L])
   masks = {"within": same_LL & ~np.eye(len(group_L), dtype=bool), "between": ~same_LL}
@@ -258,10 +264,10 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
 def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[float]:
   """Returns how much the error differs between versions in one language (paper, Section 3.2.2).
 
-  The versions in one language have different retrieval errors against the same version in a
-  different language. The spread is the highest of these errors minus the lowest. The list contains
-  one spread per language with several versions, version in a different language, and retrieval
-  direction.
+  For example, three English translations have different retrieval errors if the German version is
+  always the query. The spread is the highest of these errors minus the lowest. The returned list
+  contains one spread for every combination of a language with several versions (here English), a
+  version in a different language (German), and a retrieval direction (German to English).
   """
   spreads: list[float] = []
   for group in dict.fromkeys(group_L):
@@ -275,8 +281,9 @@ def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[f
 def language_tree(error_LL: np.ndarray) -> np.ndarray:
   """Clusters languages into a tree by average linkage, as in the paper's Section 3.2.1.
 
-  The result is a SciPy linkage matrix, [L - 1, 4]. The distance between two languages is the mean
-  error over both retrieval directions. Leaves are ordered so that similar languages are adjacent.
+  The tree is returned as a SciPy linkage matrix, [L - 1, 4]. The distance between two languages is
+  the mean retrieval error over both directions. The leaves are the languages, ordered so that
+  similar languages are adjacent.
   """
   from scipy.cluster import hierarchy  # SciPy is slow to import, so it is imported here.
   from scipy.spatial import distance

@@ -8,12 +8,12 @@ The metrics are F1 scores at the threshold that maximizes F1 (VMSST paper, secti
   is in at most one candidate pair.
 * `average`: the mean of both F1 scores, which is part of the overall Score in the VMSST paper.
 
-Repeated sentences in a corpus are handled as in LASER. They are embedded once and take part in the
-search, but candidate pairs with a repeated sentence are dropped. Gold pairs with a repeated
-sentence count as missed.
+If a sentence occurs several times in a corpus, it is handled as in LASER: It is embedded once and
+takes part in the search, but candidate pairs that contain it are dropped. Gold pairs that contain
+it count as missed.
 
-Like the papers, `BUCC` uses the training data of the shared task, because gold pairs are public
-only for the training data.
+The shared task published gold pairs for its training data, but not for its test data. Therefore,
+`BUCC` uses the training data, like the papers.
 """
 
 import dataclasses

@@ -4,9 +4,9 @@
   English translations. The metrics `to English` and `from English` are the accuracies of
   nearest-neighbor search by cosine. The VMSST paper (section 6.2), the EMS paper (section V-A) and
   the soft contrastive paper (section 4.2) report the mean of both, `average`.
-* `FLORES` and `NTREX` contain N-way translations. Each ordered language pair has a result, with
-  queries in the first language and candidates in the second language. Regional variants of one
-  language are not compared with each other. The metrics are
+* `FLORES` and `NTREX` contain the same sentences in all languages. Each ordered language pair has a
+  result, with queries in the first language and candidates in the second language. Regional
+  variants of one language are not compared with each other. The metrics are
 
   * `accuracy`: share of queries whose nearest candidate by cosine is the translation, called P@1 in
     the EMS paper (section V-B). Ties go to the first candidate.
@@ -15,13 +15,13 @@
   * `xsim`: error rate of retrieval by the highest ratio margin among the 4 nearest candidates (soft
     contrastive paper, section 4.2). A candidate with the same text as the translation counts as
     correct.
-  * `xsim++`: the same error rate for English candidates, with altered English sentences as
-    distractors.
+  * `xsim++`: the same error rate as `xsim`, but only for English candidates, with altered English
+    sentences as additional candidates.
 
 * `PARACRAWL` follows the EMS paper (section V-D, Table X): 2,000 queries among 200,000 candidates.
   `accuracy` is the share of queries for which the translation has the highest ratio margin among
-  the 4 nearest candidates. The paper's samples are not published, so use the first lines of
-  shuffled ParaCrawl 5 files instead.
+  the 4 nearest candidates. The sentences used in the paper are not published, so shuffle the
+  ParaCrawl 5 files and use the first lines instead.
 """
 
 import dataclasses
@@ -263,9 +263,9 @@ def summarize_pairs(
   """Returns means over ordered language pairs.
 
   Each metric is averaged over all pairs, and separately over pairs into English, from English,
-  without English, in seen languages and in unseen languages. A group is averaged only if all its
-  pairs have results. For `xsim`, each group also has one average per candidate language. For
-  `xsim++`, only the average over all pairs into English is returned.
+  without English, in seen languages and in unseen languages. Each group in `groups` is averaged if
+  all its pairs have results. For `xsim`, each group also has one average per candidate language.
+  For `xsim++`, only the average over all pairs into English is returned.
 
   Args:
     groups: Language codes in each group, by metric and group name.
@@ -293,8 +293,9 @@ def summarize_pairs(
       if len(group_values) < len(members) * (len(members) - 1):
         continue
       summary |= suite.mean(f"{metric} {name}", (x for _, x in group_values), complete=True)
-      # The soft contrastive paper does not state the direction of its Table 9. LASER's tool prints
-      # averages by the language of the candidates.
+      # Table 9 of the soft contrastive paper shows xSIM by language, but does not state whether
+      # this is the language of the queries or of the candidates. LASER's tool averages by candidate
+      # language, so this function does, too.
       for code in group if metric == "xsim" else ():
         target = languages.language(code)
         into_target = (x for pair, x in group_values if pair[1] == target)

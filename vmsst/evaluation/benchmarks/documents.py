@@ -1,10 +1,11 @@
 """Zero-shot cross-lingual classification of MLDoc and CLS documents and SIB-200 sentences.
 
-The protocol is from the EMS paper (sections V-E and V-F, Tables XI and XII). LASER's multilayer
-perceptron is trained on frozen text vectors in one language and tested in a second language. The
-test uses the parameters from the epoch with the highest accuracy on the development texts. The
-result `en->xx` is for a classifier trained in English. `accuracy` is the mean over five seeds, and
-`deviation` is the standard deviation.
+The protocol is from the EMS paper (sections V-E and V-F, Tables XI and XII). A classifier, LASER's
+multilayer perceptron, is trained on the vectors of texts in one language and tested on texts in a
+second language. The encoder is not trained. The test uses the classifier's parameters from the
+epoch with the highest accuracy on the development texts. The result `en->xx` is for a classifier
+trained in English and tested in language xx. Five classifiers are trained with different seeds:
+`accuracy` is the mean of their accuracies, and `deviation` is the standard deviation.
 
 The vector of a document is the mean of its sentence vectors. In every language, a sentence ends
 
@@ -16,7 +17,7 @@ The vector of a document is the mean of its sentence vectors. In every language,
 * at the end of a line.
 
 These rules also split text after abbreviations ("Dr. Smith"). Thai and Lao have no sentence-final
-marks, so their texts are split only at line ends.
+marks, so texts in these languages are split only at line ends.
 """
 
 import ast
@@ -66,7 +67,8 @@ _CLS_DOMAINS = ("books", "dvd", "music")
 def mldoc_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
   """Yields the label and the text of each line `label TAB text` in an MLDoc file.
 
-  MLDoc's script may write texts as Python bytes literals (b'...'). Such texts are decoded.
+  The script that creates the MLDoc files may write a text as a Python bytes literal (b'...'). Such
+  texts are decoded.
   """
   for line in text_files.read_lines(str(path)):
     label, text = line.split("\t", 1)
@@ -78,9 +80,9 @@ def mldoc_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
 def cls_rows(path: storage.Path) -> Iterator[tuple[str, str]]:
   """Yields the label and the text of each review in a CLS file.
 
-  A review is an XML element `item` with `rating`, `summary` and `text`. The label is "positive" for
-  more than three stars. The document consists of the summary and the text, as in the processed CLS
-  data.
+  A review is an XML element `item` with the elements `rating`, `summary` and `text`. The label is
+  "positive" if the rating is more than three stars. The yielded text consists of the summary and
+  the text, as in the processed CLS data.
   """
   root = ElementTree.fromstring(b"".join(text_files.read_chunks(str(path))))
   for item in root.iter("item"):
@@ -128,7 +130,8 @@ def _read_cls(root: storage.Path) -> list[suite.Task]:
       if storage.find(folder, "*"):
         paths = [files.plain_or_gzipped(folder / f"{x}.review") for x in ("train", "test")]
         train, test = (_labeled_texts(cls_rows(path)) for path in paths)
-        # CLS has no development set, so the test set in the training language determines the epoch.
+        # CLS has no development set, so the epoch with the highest accuracy on the test set in the
+        # training language is used.
         splits[code] = Splits(train, test, test)
     if splits:
       prefix = f"{domain} "
@@ -151,8 +154,8 @@ def transfer_task(
     splits: The texts by language code, including English.
     prefix: Prefix for the names of the results.
     documents: Whether the texts are documents. The vector of a document is the mean of its sentence
-      vectors. Documents have no result `en->en`, because CLS uses the English test set to choose
-      the epoch.
+      vectors. For documents, the result `en->en` is omitted, because for CLS the English test set
+      is already used to choose the epoch.
     into_english: Whether to also train a classifier in each language and test it in English, with
       results named `xx->en`.
 

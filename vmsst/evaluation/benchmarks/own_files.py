@@ -5,13 +5,14 @@ Each file is a separate benchmark with one result. The languages are read from t
 
 * for `sts`: `pearson` and `spearman`, the correlations between cosines and scores.
 * for `bitext`: `accuracy`, the accuracy of nearest-neighbor search by cosine, and `xsim`, the error
-  rate of the ratio margin among the k = 4 nearest neighbors. For metrics with `forward` in the
-  name, the targets are searched. For metrics with `backward` in the name, the sources are searched.
-  All other metrics are means over both directions. If a text is on several lines, for example a
-  question with several answers, all texts paired with this text count as correct.
+  rate of the ratio margin among the k = 4 nearest neighbors. Metrics with `forward` in the name
+  search the targets for the translation of each source. Metrics with `backward` in the name search
+  the sources for the translation of each target. All other metrics are means over both directions.
+  If a text is on several lines, for example a question with several answers, all texts paired with
+  this text count as correct.
 * for `retrieval`: `accuracy`, `MRR@10`, `R@10` and `nDCG@10`. The candidates for each query are all
-  distinct texts. The encoder's query prompt is applied to queries, and the document prompt is
-  applied to texts.
+  distinct texts in the file. The encoder's query prompt is applied to queries, and its document
+  prompt is applied to texts.
 """
 
 import functools
@@ -44,8 +45,8 @@ def benchmarks(
     bitext: Files or shell patterns in any bitext format of `vmsst.data.readers`.
     retrieval: Files or shell patterns with lines `query TAB text`, or JSON Lines files whose
       objects contain `query` and `text`. A query with several relevant texts is repeated on several
-      lines. A numeric first or third column, or an additional numeric field in the object, is read
-      as a relevance label. Texts with label 0 are not relevant.
+      lines. A numeric first or third column, or an additional numeric field in an object, is read
+      as the relevance label of the text. Texts with label 0 are not relevant.
 
   Raises:
     InputError: If a pattern matches no file, the name of a TMX or Moses file does not show the

@@ -3,14 +3,15 @@
 * `QUESTIONS` is the task of the VMSST paper (section 6.2, Tables 1, 11 and 12). The queries are
   from NQ-open and MKQA. Each query receives the answer to the nearest of PAQ's 65 million
   questions. The metric is the share of correct answers.
-* `sample_benchmark` is the same task with a small sample of PAQ, for evaluation during training.
+* `sample_benchmark` returns the same task with a small sample of PAQ, for evaluation during
+  training.
 * `MKQA_SMALL` is a small task that does not need PAQ. For each MKQA question in a foreign language,
   it retrieves the English original from the English questions in MKQA and NQ.
 
-`QUESTIONS` reads the knowledge base in shards of lines, so its memory use does not grow with the
-knowledge base. For each shard, it embeds the questions, finds the nearest question to each query,
-and compares the answers. The search is repeated for each vector size. In array names, W is the
-number of vector sizes.
+`QUESTIONS` reads the knowledge base in shards of a fixed number of lines, so its memory use does
+not grow with the knowledge base. For each shard, it embeds the questions, finds the nearest
+question to each query, and compares this question's answers with the gold answers to the query. The
+search is repeated for each vector size. In array names, W is the number of vector sizes.
 """
 
 import contextlib
@@ -89,9 +90,9 @@ class _MkqaRecord(msgspec.Struct):
 def mkqa(path: storage.Path) -> list[Questions]:
   """Reads the questions in each language from mkqa.jsonl.gz.
 
-  The gold answers in all languages are the English answers and their aliases, because the knowledge
-  base is English. A third of the questions have no short answer or no answer at all. These
-  questions are dropped, because no answer in the knowledge base could be correct.
+  The knowledge base is in English, so the English answers and their aliases are the gold answers to
+  the questions in all languages. A third of the questions have no short answer or no answer at all.
+  These questions are dropped, because no answer in the knowledge base could match.
 
   Raises:
     InputError: If the file is malformed, or a language is unknown.
@@ -112,8 +113,8 @@ def mkqa(path: storage.Path) -> list[Questions]:
 class KnowledgeSearch(suite.Task):
   """Answers the queries in all text sets in one pass over a knowledge base.
 
-  Unlike other tasks, this task does not pass vectors to `score`. It passes one array per text set,
-  bool [N], that marks the queries with a correct answer.
+  Other tasks pass the vectors of each text set to the function `score`. Instead, this task passes
+  one array per text set, bool [N], that marks the queries that received a correct answer.
 
   Attributes:
     gold: Correct answers to each query, in the same order as the text sets.
@@ -170,8 +171,8 @@ def question_sets(root: storage.Path) -> list[Questions]:
   """Reads the NQ and MKQA queries; sets without files are skipped."""
   sets = []
   if (root / "nq").is_dir():
-    # The usual test set is the file that Google published as "dev". Some copies call this file
-    # "test".
+    # Papers usually test on the NQ-open file that Google published as "dev". Some copies call this
+    # file "test".
     names = "[Nn][Qq]-open.test.jsonl", "[Nn][Qq]-open.dev.jsonl"
     nq = list(text_files.read_records(files.files_in(root / "nq", *names)[-1], Question))
     gold = [retrieval.normalize_answers(record.answers) for record in nq]
@@ -225,7 +226,8 @@ QUESTIONS = suite.Benchmark(
 def sample_benchmark(size: int) -> suite.Benchmark:
   """Returns the benchmark with a sample of the knowledge base that fits in memory.
 
-  Accuracies are higher than with the full knowledge base. Their names end in "(sample of PAQ)".
+  Retrieval from a sample is easier, so accuracies are higher than with the full knowledge base. The
+  names of the accuracies end in "(sample of PAQ)".
 
   Args:
     size: Number of random questions; see `knowledge_sample`.
@@ -319,7 +321,7 @@ def search_knowledge(
 ) -> np.ndarray:
   """Returns whether the nearest question has a correct answer, per size and query, bool [W, Q].
 
-  Ties go to the first question.
+  If several questions are equally near to a query, the first one is used.
 
   Args:
     vectors: Embedder for the texts; may store the result of each shard.
@@ -364,8 +366,9 @@ def _nearest(
     unit_MD = exact_search.unit_rows(vectors_MD[:, :size])
     index_Q = exact_search.top_k(query_QD[:, :size], unit_MD, search=search).index_NK[:, 0]
     right.append(are_right(index_Q, base, queries.gold))
-    # The cosines are recomputed because they are compared across shards, and the rounding of
-    # search scores depends on the position of a row in the shard.
+    # Do not use the scores from the search, because their rounding errors depend on the position of
+    # a row in its shard. Recompute the cosines, so that cosines from different shards can be
+    # compared.
     unit_QD = exact_search.unit_rows(query_QD[:, :size])
     rows = exact_search.blocks(len(index_Q))
     cosines = [np.einsum("bd,bd->b", unit_QD[x], unit_MD[index_Q[x]]) for x in rows]
@@ -406,9 +409,9 @@ def knowledge_sample(
   """Returns a sample of a knowledge base, in file order.
 
   The sample consists of random questions and, for each query, up to `RIGHT_PER_QUERY` questions
-  with a correct answer. If more questions have a correct answer, the sample contains the questions
-  whose words are most similar to the query, by Jaccard similarity. The files are read once, in
-  constant memory. The same arguments and files always produce the same sample.
+  with a correct answer. If more questions have a correct answer, those whose words are most similar
+  to the query's words (Jaccard similarity) are selected. The files are read once, and memory use
+  does not grow with their size. The same arguments and files always produce the same sample.
 
   Args:
     queries: Text and correct answers for each query, in the language of the knowledge base.

@@ -2,14 +2,15 @@
 
 * `STS`: the English test sets from SemEval 2012 to 2016. As in the VMSST paper (section 6.2 and
   appendix B.1), Pearson's correlation is averaged over the sets in a year, then over years.
-  Spearman's correlation is computed over all pairs in a year, without the set SMT in 2013.
+  Spearman's correlation is computed over all pairs in a year, except the pairs in the 2013 set SMT.
 * `XLSTS`: SemEval-2017 task 1, with monolingual and cross-lingual pairs. As in the VMSST paper
   (Tables 1 and 10), averages are over ar-ar, ar-en, es-es, es-en and tr-en. The es-en pairs are
-  from track 4a, which uses the same English sentences as the other four tracks. Track 4b (es-en,
-  news and bad translations) and track 5 (en-en) have results, but are excluded from the averages.
+  from track 4a, which uses the same English sentences as the tracks of the other four language
+  pairs. Track 4b (es-en, news and bad translations) and track 5 (en-en) have results, but are
+  excluded from the averages.
 * `STSB`: the STS Benchmark in English and its translations. Every test and dev split has a result,
-  such as `de.test`. If pairs are missing, the name shows how many pairs are present, as in "de.test
-  (595 of 1379 pairs)".
+  such as `de.test`. If a split lacks pairs, the name of its result shows how many pairs are
+  present, as in "de.test (595 of 1379 pairs)".
 
 If sets or pairs are missing, the names of the affected averages end in " (incomplete)".
 """
@@ -102,7 +103,8 @@ def cosines(first_ND: np.ndarray, second_ND: np.ndarray) -> np.ndarray:
 def correlations(cosine_N: np.ndarray, score_N: np.ndarray) -> suite.Numbers:
   """Returns `pearson` and `spearman`, times 100.
 
-  Before ranking, cosines are rounded to 6 decimals, so that rounding errors cannot break ties.
+  For `spearman`, cosines are rounded to 6 decimals before ranking, so that equal cosines get the
+  same rank despite rounding errors.
 
   Raises:
     ValueError: If all cosines or all scores are equal.
@@ -174,7 +176,7 @@ def _read_sts(root: storage.Path) -> list[suite.Task]:
   """Returns one task per year.
 
   Each set has a result such as STS12.MSRpar, with the metrics `pearson` and `spearman`. Each year
-  has a result such as STS12, with `spearman` over all pairs except the set SMT in 2013.
+  has a result such as STS12, with `spearman` over all pairs except those in the 2013 set SMT.
   """
   tasks = []
   for year, names in SETS.items():
@@ -224,7 +226,8 @@ def _summarize_xlsts(
 ) -> suite.Numbers:
   """Returns means of both metrics over all, monolingual and cross-lingual tracks.
 
-  The VMSST paper calls these means XL, XL s. and XL d.
+  The VMSST paper calls the means over all tracks XL, over monolingual tracks XL s., and over
+  cross-lingual tracks XL d.
   """
   summary: suite.Numbers = {}
   for metric in METRICS:
@@ -268,7 +271,7 @@ def _summarize_stsb(
   for split, metric in itertools.product(SPLITS, reversed(METRICS)):
     names = {f"{code}.{split}" for code in LANGUAGES}
     split_results = [x for x in results if x.name.split(" ")[0] in names]
-    # The name of a split with missing pairs ends in a note, so the name is not in `names`.
+    # If a split lacks pairs, the name of its result ends in a note and is therefore not in `names`.
     complete = names == {x.name for x in split_results}
     values = (x.metrics[metric] for x in split_results)
     summary |= suite.mean(f"{metric} {split}", values, complete=complete)

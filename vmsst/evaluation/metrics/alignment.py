@@ -18,8 +18,8 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
 
   In strict scores, a predicted alignment is correct if it equals a gold alignment. In lax scores, a
   predicted alignment only needs to share a source sentence and a target sentence with the same gold
-  alignment. Alignments without sources or without targets (deletions) count for precision, but not
-  for recall.
+  alignment. Alignments without sources or without targets (deletions) are included when precision
+  is computed, but not when recall is computed.
 
   Args:
     gold: Gold alignments for each document.

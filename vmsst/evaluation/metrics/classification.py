@@ -1,8 +1,8 @@
 """Classifies frozen sentence vectors by topic or sentiment with a small network.
 
-The classifier is trained with labels in one language and tested in another. The architecture and
-the training procedure are the same as in LASER's MLDoc experiments. The EMS paper uses this method
-in Tables XI to XIV.
+The network is trained on labeled texts in one language and tested on texts in another language. Its
+architecture and training procedure are the same as in LASER's MLDoc experiments. The EMS paper uses
+this method in Tables XI to XIV.
 """
 
 import dataclasses
@@ -66,9 +66,10 @@ def transfer_accuracies(
   """Trains one classifier per split; returns its accuracy on every test set, 0 to 1.
 
   Usually, each split and each test set is in one language. Each classifier is tested with the
-  parameters from the epoch with the highest accuracy on `dev`; ties go to the last epoch. The
-  classifiers for all seeds, and for all splits with the same number of vectors, are trained in
-  parallel. Papers usually report the mean over five seeds.
+  parameters from the epoch with the highest accuracy on the split's development data; if several
+  epochs have this accuracy, the last one is used. The classifiers for all seeds, and for all splits
+  with the same number of vectors, are trained in parallel. Papers usually report the mean over five
+  seeds.
 
   Args:
     splits: Training and development data by name.
@@ -129,8 +130,8 @@ def _train(
   """Trains one classifier; returns the parameters from the best epoch."""
   batch_size, widths = config.batch_size, (train_ND.shape[1], *config.hidden, num_classes)
   steps = len(train_ND) // batch_size
-  # Each step is so small that its time depends on the number of operations. Flat parameters need
-  # fewer operations.
+  # Each training step is so small that its time depends on the number of operations. Updating all
+  # parameters as one flat array needs fewer operations than updating each array separately.
   optimizer = optax.flatten(optax.adam(config.learning_rate))
   init_rng, rng = jax.random.split(jax.random.key(seed))
   first = _init(init_rng, widths)
@@ -148,7 +149,7 @@ def _train(
 
   def epoch(carry: Any, rng: jax.Array) -> tuple[Any, None]:
     state, best, best_accuracy = carry
-    # One call draws all random numbers, because each call takes seconds to compile.
+    # Draw all random numbers in a single call, because each call takes seconds to compile.
     count = steps * batch_size
     draw = jax.random.uniform(rng, (len(train_ND) + count * sum(widths[:-1]),))
     row_SB = jnp.argsort(draw[: len(train_ND)])[:count].reshape(steps, batch_size)
@@ -169,7 +170,7 @@ def _train(
 def _init(rng: jax.Array, widths: Sequence[int]) -> list[tuple[jax.Array, jax.Array]]:
   """Initializes kernels and biases as torch.nn.Linear does.
 
-  All values are drawn uniformly from the interval [-1 / sqrt(inputs), 1 / sqrt(inputs)].
+  For a layer with n inputs, all values are drawn uniformly between -1 / sqrt(n) and 1 / sqrt(n).
   """
   shapes = list(itertools.pairwise(widths))
   draw = jax.random.uniform(rng, (sum((i + 1) * o for i, o in shapes),), minval=-1.0)

@@ -25,7 +25,8 @@ def translation_accuracy(
 
   Row i of the targets is the translation of row i of the sources. `forward` is the share of sources
   for which the nearest target is the translation. `backward` is the share of targets for which the
-  nearest source is the translation. `average` is the mean of both shares. Ties go to the first row.
+  nearest source is the translation. `average` is the mean of both shares. If several rows are
+  equally near, the first one counts.
 
   Args:
     source_ND: Source vectors.
@@ -148,8 +149,9 @@ class Nearest:
 def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple[Nearest, Nearest]:
   """Predicts a target for every source, and a source for every target.
 
-  The margin is the ratio margin with k = 4 neighbors, as in the soft contrastive paper. The vectors
-  need not be normalized.
+  Two predictions are made for each text: the nearest candidate by cosine, and the candidate with
+  the highest ratio margin with k = 4 neighbors, as in the soft contrastive paper. The vectors need
+  not be normalized.
 
   Raises:
     ValueError: If a vector is not finite.
@@ -170,7 +172,7 @@ def nearest(source_ND: exact_search.Rows, target_MD: exact_search.Rows) -> tuple
 def error_rate(nearest_N: np.ndarray, target_texts: Sequence[str]) -> float:
   """Returns the share of predicted targets with a text that differs from the translation.
 
-  This is xSIM, or xSIM++ if the targets include altered translations.
+  This share is called xSIM, or xSIM++ if the targets include altered translations.
 
   Args:
     nearest_N: Row of the target predicted for each source.
