@@ -59,7 +59,7 @@ def opus_releases(folder):
 def all_benchmarks(folder):
   for benchmark in benchmarks.BENCHMARKS.values():
     for task in benchmark.read(folder):
-      assert all(isinstance(text, str) for text in task.texts())
+      assert all(isinstance(text, str) for text in task.held_out_texts())
 
 
 def questions(folder):

@@ -67,7 +67,7 @@ _FAULTY = {
      "--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'"],
     r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/"),
   "devices": (["--gin.BATCH_SIZE=12"], "BATCH_SIZE=12 is not divisible by the data axis of the"),
-  "no encoder": (["--gin_file=finetune.gin"], r"ENCODER(, PAIRS)?: no value.*; set --gin\.ENCODER"),
+  "no encoder": (["--gin_file=finetune.gin"], r"ENCODER.* no value.*; set --gin\.ENCODER"),
   "resumed with another encoder": (
     ["--gin.MODEL_DIR='{run}'", "--gin.vocabularies.SentencePieceVocabulary.lowercase=True"],
     r"MODEL_DIR {run} has checkpoints from a different encoder: vocabulary is Sent.*; train the"),

@@ -259,7 +259,11 @@ def test_eight_devices_have_the_results_of_one(tmp_path, monkeypatch):
   [
     ("contrastive", {"matryoshka_dims": (4, 4)}, "matryoshka_dims is"),
     ("vmsst", {"elbo_weight": -1}, "elbo_weight is -1"),
-    ("ems", {"network": {"xtr": False}, "masking": "ugt", "mask_id": 2}, "nothing predicts"),
+    (
+      "ems",
+      {"network": {"xtr": False}, "masking": "ugt", "mask_id": 2},
+      "only an XTR head can predict",
+    ),
     ("laser", {"target_languages": ("en", "klingon")}, "klingon"),
     ("laser_transformer", {"network": {"language_dim": 5}}, "emb_dim is 16; set it to 17"),
   ],

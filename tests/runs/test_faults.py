@@ -156,7 +156,7 @@ def test_a_nan_loss_is_reported_with_its_step(tmp_path, caplog, watched):
   options = {"total_steps": 500, "checkpoint_cfg": cfg, "actions": actions, "eval_period": 0}
   with pytest.raises(InputError, match=wanted):
     toy_runs.run(tmp_path, model=model, **options)
-  step = int(re.search(r"The loss of step (\d+) is the first", caplog.text)[1])
+  step = int(re.search(r"Step (\d+) is the first step with a loss", caplog.text)[1])
   checkpoint = checkpoints.newest_intact(str(tmp_path))
   assert t5x.step_of(checkpoint) == (step - 1) // 10 * 10
   state = toy_runs.read_checkpoint(checkpoint)

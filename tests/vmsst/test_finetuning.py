@@ -313,7 +313,7 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
     ({"batch_size": 4, "slices": 3}, "slices is 3; set it to a divisor of batch_size=4"),
     ({"patience": 2}, "patience needs pairs to evaluate on"),
     ({"dev_metric": "accuracy/dev"}, "dev_metric needs pairs to evaluate on"),
-    ({"output": "gs://bucket/out"}, "fine-tuning cannot be in an object store"),
+    ({"output": "gs://bucket/out"}, "fine-tuning output folder cannot be in an object store"),
     ({}, "out has files that this command did not write; give another folder"),
   ],
 )

@@ -63,7 +63,7 @@ def test_all_lines_have_vectors_including_empty_lines(text, tmp_path, dtype):
 def test_only_the_first_dimensions_are_stored(text, tmp_path):
   embed(make_encoder(), text, tmp_path / "v", dimensions=2)
   np.testing.assert_array_equal(vector_store.open_vectors(tmp_path / "v"), vectors_of(LINES)[:, :2])
-  with pytest.raises(errors.InputError, match=r"have 3; give 1 to 3"):
+  with pytest.raises(errors.InputError, match=r"have 3 dimensions; give 1 to 3"):
     embed(make_encoder(), text, tmp_path / "w", dimensions=4)
   with pytest.raises(errors.InputError, match=r"to another job: dimensions is 2, not unset"):
     embed(make_encoder(), text, tmp_path / "v")

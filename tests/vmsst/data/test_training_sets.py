@@ -171,7 +171,7 @@ def test_names_of_sets():
   assert [*training_sets.by_name({"nli": rows, "sts": rows}, "pairs")] == ["nli", "sts"]
   sets = [training_sets.TrainingSet(rows), training_sets.TrainingSet(rows)]
   assert [*training_sets.by_name(sets, "dev")] == ["dev1", "dev2"]
-  with pytest.raises(errors.InputError, match="pass a dictionary from name to set"):
+  with pytest.raises(errors.InputError, match="pass a dictionary with a unique name"):
     training_sets.by_name(["x/a.tsv", "y/a.tsv"], "pairs")
 
 

@@ -31,7 +31,7 @@ def test_languages_shows_two_principal_components_by_language():
   assert [len(group) for group in groups] == [8, 4]
   variance = np.concatenate(groups).var(axis=0, ddof=1)
   np.testing.assert_allclose(variance, np.linalg.eigvalsh(np.cov(UNIT.T))[:-3:-1], rtol=1e-5)
-  with pytest.raises(errors.InputError, match="12 vectors have 2 labels"):
+  with pytest.raises(errors.InputError, match="12 vectors but 2 labels"):
     vmsst.plots.languages(VECTORS, ["de", "en"])
 
 

@@ -199,7 +199,9 @@ def test_latents_are_sampled_by_a_key_of_their_own_that_evaluation_fixes(params,
 
 def test_training_without_a_step_is_refused_where_the_kl_weight_would_rise(params):
   batch, key = make_batch(), jax.random.key(1)
-  with pytest.raises(errors.InputError, match=r"no step, so .* --gin_file=runs/upstream\.gin"):
+  with pytest.raises(
+    errors.InputError, match=r"does not pass the step, so .* --gin_file=runs/upstream\.gin"
+  ):
     loss_and_metrics(make_model(), params, batch, key)
   for model in (make_model(kl_anneal_steps=0), make_model(kl_weight=0)):
     jax.eval_shape(model.loss_fn, params, batch, key)

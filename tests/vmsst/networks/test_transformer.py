@@ -19,7 +19,7 @@ TOKENS_BT = np.array([[5, 6, 7, 8, 9, 1], [11, 12, 1, 0, 0, 0], [49, 1, 0, 0, 0,
 
 def test_a_sentence_longer_than_the_position_table_is_refused():
   encoder = transformer.TransformerEncoder(dataclasses.replace(BERT, position_offset=2))
-  with pytest.raises(errors.InputError, match=r"15 tokens.*positions for 14"):
+  with pytest.raises(errors.InputError, match=r"15 tokens.*positions for only 14"):
     encoder.init(jax.random.key(0), jnp.zeros((1, 15, 12)), np.ones((1, 15), bool))
 
 

@@ -89,7 +89,7 @@ def test_broken_input_is_an_error(search):
     bad = np.concatenate([np.ones([4, 3]), good])
     bad[5] = value
     for sides in ((good, bad), (bad, good)):
-      with pytest.raises(ValueError, match="vector 5 contains"):
+      with pytest.raises(ValueError, match="vector 5 is too large or contains"):
         search(*sides, 1)
   for sides, k, message in (
     ((good, good[:, :2]), 1, "different widths, 3 and 2"),
