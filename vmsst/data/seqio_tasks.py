@@ -298,7 +298,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
   def __call__(
     self, ds: tf.data.Dataset, task_feature_lengths: Mapping[str, Any]
   ) -> tf.data.Dataset:
-    """Pads the features that have a length and drops all other features.
+    """Pads each feature in `task_feature_lengths` to its length, and drops all other features.
 
     Raises:
       InputError: see `check_lengths`.

@@ -193,7 +193,7 @@ class _Loaded(NamedTuple):
   """A tokenizer and its properties. All ids except `padding_id` are this library's ids.
 
   Attributes:
-    id_map: Maps the tokenizer's ids to this library's ids if the two ids differ.
+    id_map: Maps each of the tokenizer's ids to this library's id, for the ids that differ.
     start_ids: Special tokens before a text.
   """
 

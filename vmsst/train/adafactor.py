@@ -110,10 +110,10 @@ def _roles(names: Sequence[str], rules: Mapping[str, Role], path: str) -> tuple[
 
 
 def _root_mean_square(x: Array, axes: tuple[int, ...]) -> Array:
-  # The optimization barriers in this module prevent XLA from fusing means with the parameter
-  # update. Without the barriers, XLA on GPUs repeats the last summation of each mean in every tile
-  # of the update. For VMSST with 24 stacked layers, these repeated sums take a third of the step
-  # time.
+  # The optimization barriers in this module prevent XLA from fusing the computation of a mean into
+  # the parameter update. Without the barriers, XLA on GPUs repeats the last part of this
+  # computation in every tile of the update. For VMSST with 24 stacked layers, the repetitions take
+  # a third of the step time.
   return jax.lax.optimization_barrier(jnp.sqrt(jnp.mean(x * x, axis=axes, keepdims=True)))
 
 
