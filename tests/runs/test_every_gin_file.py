@@ -96,7 +96,7 @@ plan = json.load(sys.stdin)
 import opus_tree
 pairs = {(code, "eng"): rows for code, rows in plan["opus"].items()}
 dataset = opus_tree.write_dataset(plan["folder"], "soft_contrastive", pairs)
-data.embed_bitext(plan["folder"], plan["macros"]["TEACHER_VECTORS"], [f"{dataset}/*.tfrecord*"])
+data.embed_bitext(plan["folder"], plan["vectors"], [f"{dataset}/*.tfrecord*"])
 for function in (train_lib.train, eval_lib.evaluate, infer_lib.infer):
   globals()[function.__name__] = function
   gin.register(function, "__main__")
@@ -115,6 +115,8 @@ for file, own in plan["files"].items():
   required = gin_utils.unset_macros()
   folder = pathlib.Path(plan["folder"], file.removesuffix(".gin"))
   macros = {**dict.fromkeys(required, plan["folder"]), **plan["macros"], "MODEL_DIR": str(folder)}
+  if "TEACHER_VECTORS" in required:
+    macros["TEACHER_VECTORS"] = plan["vectors"]
   bindings = [f"{name} = {value!r}" for name, value in macros.items() if name in defined]
   parse(files, [*plan["bindings"], *own, *bindings])
   gin.get_configurable(train)()
@@ -168,6 +170,7 @@ def train(folder, files):
   plan = {
     "root": str(ROOT),
     "folder": str(folder / "runs"),
+    "vectors": str(folder / "vectors"),
     "of_opus": OF_OPUS,
     "opus": {name: [line[:2] for line in lines] for name, lines in rows.items()},
     "files": {file: bindings_of(file) for file in files},
@@ -176,7 +179,6 @@ def train(folder, files):
       "TRAIN_STEPS": STEPS,
       "PATTERNS": [str(folder / "bitext" / "*.tsv")],
       "OPUS_DATA_DIR": str(folder / "runs"),
-      "TEACHER_VECTORS": str(folder / "vectors"),
     },
   }
   done = commands.script(_TRAIN, cwd=folder, text=json.dumps(plan), timeout=2400)
