@@ -185,7 +185,7 @@ def _section(file: GinFile, files: Mapping[str, GinFile]) -> str:
       for macro, place in resolved(file.name, files).values()
     ]
     table = textwrap.indent(_table(("macro", "value", "set in"), rows), "    ")
-    parts.append(f'??? note "All macros, including those of included files"\n\n{table}')
+    parts.append(f'??? note "All macros, including macros from included files"\n\n{table}')
   return "\n\n".join(parts)
 
 
