@@ -25,7 +25,7 @@ import safetensors
 
 from vmsst import errors
 
-# Types that `read` converts to float32. It rejects all other types, such as int8 of quantized weights.
+# Types that `read` converts to float32. It rejects all other types, such as quantized int8.
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 _TYPES = _FLOATS | {
   "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8, "U8": np.uint8,

@@ -130,9 +130,10 @@ class VmsstModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the training objective at `step` without dropout, and metrics.
 
-    Latents are sampled as in training, but with a fixed key. The metrics are the same as in
-    `loss_fn`, and two lower bounds on log p(x_i, x_j) in nats per pair: elbo and importance_weighted_bound.
-    Both bounds are estimated from `evaluation_samples` samples and do not depend on the KL weight.
+    Latents are sampled as in training, but with a fixed key. The metrics include all
+    metrics of `loss_fn`, and two lower bounds on log p(x_i, x_j) in nats per pair: elbo and
+    importance_weighted_bound. Both bounds are estimated from `evaluation_samples` samples and do
+    not depend on the KL weight.
     """
     objective_rng, bounds_rng = jax.random.split(jax.random.key(0))
     side_B = alternating_sides(batch["inputs"].shape[0], None)
