@@ -29,8 +29,7 @@ Batch = Mapping[str, np.ndarray]
 
 CHUNK = 256  # number of rows that are read and tokenized together
 GROUP = 16  # minimum number of batches whose rows are sorted by length together
-GROUP_ROWS = 1024
-"""Minimum number of rows to sort together, so that the rare long texts can share a small batch."""
+GROUP_ROWS = 1024  # rows that are sorted together if batches are small
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 """Number of threads that read and tokenize chunks, and number of chunks to read ahead."""
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
@@ -391,6 +390,7 @@ def batched(
   *,
   seed: int | None,
   boundaries: Sequence[int] | None = BOUNDARIES,
+  num_rows: Sequence[int] | None = None,
 ) -> BatchIterator:
   """Batches rows, never mixing datasets within a batch. Drops an incomplete last batch.
 
@@ -402,12 +402,16 @@ def batched(
     shard: Index of this shard, and the number of shards.
     seed: See `length_batches`.
     boundaries: See `length_batches`. If None, texts are not grouped by length.
+    num_rows: Number of rows in one epoch of each dataset; see `length_batches`.
   """
   if boundaries is None:
     batches = [grain.experimental.RebatchIterDataset(x, size, drop_remainder=True) for x in rows]
   else:
     longest = max(spec[name].shape[0] for name in SIDES if name in spec)
-    batches = [length_batches(x, size, longest, seed, boundaries) for x in rows]
+    batches = [
+      length_batches(x, size, longest, seed, boundaries, count)
+      for x, count in zip(rows, num_rows or [0] * len(rows), strict=True)
+    ]
   dataset = batches[0] if len(batches) == 1 else grain.IterDataset.mix(batches, rates)
   columns = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in spec.items()}
   return BatchIterator(dataset, columns, shard)
@@ -419,11 +423,12 @@ def length_batches(
   longest: int,
   seed: int | None,
   boundaries: Sequence[int] = BOUNDARIES,
+  num_rows: int = 0,
 ) -> grain.IterDataset:
   """Batches rows of similar length. Drops an incomplete last batch.
 
-  Rows are sorted in groups. Each group contains at least `GROUP_ROWS` rows and at least `GROUP`
-  batches.
+  Rows are sorted in groups. Each group contains at least `GROUP` batches. With `num_rows`, a group
+  also contains up to `GROUP_ROWS` rows, so that the rare long texts of small batches share a batch.
 
   Args:
     rows: Dataset whose elements are groups of rows, as columns [N, ...], with token ids under
@@ -433,6 +438,8 @@ def length_batches(
     seed: Seed for shuffling the batches within each group, or None to put the shortest batches
       first.
     boundaries: Maximum length of each length class, ascending. `longest` is appended.
+    num_rows: Number of rows in one epoch of `rows`. A group of several epochs would put the same
+      row into a batch more than once, so groups of `GROUP_ROWS` rows are limited to one epoch.
   """
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 
@@ -448,7 +455,7 @@ def length_batches(
       order_KN = np.random.default_rng([seed % 2**63, number]).permutation(order_KN)
     return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
 
-  group_size = size * max(GROUP, -(-GROUP_ROWS // size))
+  group_size = size * max(GROUP, min(GROUP_ROWS, num_rows) // size)
   groups = grain.experimental.RebatchIterDataset(rows, group_size)
   return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
 

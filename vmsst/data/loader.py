@@ -48,9 +48,10 @@ def get_batches(
     feature_converter_cls: The model's feature converter.
     num_epochs: Number of epochs (default: endless). A mixture ends as soon as one of its tasks has
       no rows left.
-    group_by_length: Whether to batch sentences of similar length. The rows for several batches are
-      sorted by the length class of each row's longest sentence (see `boundaries`) and then split
-      into batches. With `cfg.shuffle`, these batches are shuffled, in the same order on all hosts.
+    group_by_length: Whether to batch sentences of similar length. The rows for `batches.GROUP`
+      batches are sorted by the length class of each row's longest sentence (see `boundaries`) and
+      then split into batches. With `cfg.shuffle`, these batches are shuffled, in the same order on
+      all hosts.
     one_language_pair: Whether all rows in a batch come from the same task of the mixture. In this
       package, each task has one language pair. The task for each batch is sampled at the mixing
       rates.

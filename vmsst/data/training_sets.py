@@ -321,4 +321,6 @@ def get_batches(
   ]
   spec = texts[0].spec(lengths[0])
   spec = {name: spec[name] for name in lengths[0]}
-  return batches.batched(rows, rates, spec, cfg.batch_size // num_shards, shard, seed=cfg.seed)
+  num_rows = [sum(len(x.table) for x in group) // num_shards for group, _ in groups]
+  size = cfg.batch_size // num_shards
+  return batches.batched(rows, rates, spec, size, shard, seed=cfg.seed, num_rows=num_rows)

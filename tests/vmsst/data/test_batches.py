@@ -122,9 +122,9 @@ def _rows(count, negatives=0):
   return grain.MapDataset.source(chunks).repeat().to_iter_dataset()
 
 
-def _batches(count, negatives=0, seed=5):
+def _batches(count, negatives=0, seed=5, num_rows=0):
   rows = _rows(50, negatives)
-  dataset = batches.length_batches(rows, 8, 24, seed, BOUNDARIES)
+  dataset = batches.length_batches(rows, 8, 24, seed, BOUNDARIES, num_rows)
   iterator = iter(dataset)
   return [next(iterator) for _ in range(count)]
 
@@ -137,21 +137,22 @@ def _classes(batch):
 
 
 @pytest.mark.parametrize("negatives", [0, 2])
-def test_batches_have_one_length_class(negatives, monkeypatch):
-  monkeypatch.setattr(batches, "GROUP_ROWS", 1)
+def test_batches_have_one_length_class(negatives):
   mixed = sum(len(set(_classes(batch))) > 1 for batch in _batches(160, negatives))
   # At most one batch of a group of 16 crosses each of the three boundaries.
   assert mixed <= 3 * 10
 
 
-def test_small_batches_share_their_long_texts():
-  # 128 batches of 8 rows are one group, so at most one batch crosses each of three boundaries.
-  mixed = sum(len(set(_classes(batch))) > 1 for batch in _batches(128))
-  assert mixed <= 3
+@pytest.mark.parametrize(("num_rows", "group"), [(100, 128), (200, 200), (5000, 1024)])
+def test_groups_of_small_batches_have_up_to_1024_rows_of_one_epoch(num_rows, group):
+  groups = _batches(group // 8, num_rows=num_rows)
+  ids = np.concatenate([batch["id"] for batch in groups])
+  assert sorted(ids.tolist()) == list(range(group))
+  # At most one batch crosses each of the three boundaries.
+  assert sum(len(set(_classes(batch))) > 1 for batch in groups) <= 3
 
 
-def test_groups_have_the_rows_of_the_stream_in_mixed_or_ascending_order(monkeypatch):
-  monkeypatch.setattr(batches, "GROUP_ROWS", 1)
+def test_groups_have_the_rows_of_the_stream_in_mixed_or_ascending_order():
   for seed in (5, None):
     groups = _batches(32, seed=seed)
     for start in (0, 16):
