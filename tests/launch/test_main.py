@@ -67,10 +67,13 @@ _FAULTY = {
      "--gin.INITIAL_CHECKPOINT_PATH='{run}/checkpoint_2'"],
     r"target/\S+ has shape \(.*32.*\) in the model and \(.*16.*\) in {run}/"),
   "devices": (["--gin.BATCH_SIZE=12"], "BATCH_SIZE=12 is not divisible by the data axis of the"),
-  "no encoder": (["--gin_file=finetune.gin"], r"ENCODER.* no value.*; set --gin\.ENCODER"),
+  "no encoder": (
+    ["--gin_file=finetune.gin"],
+    r"ENCODER((, PAIRS)?: no value| has no value, but even a dry run .*); set --gin\.ENCODER"),
   "resumed with another encoder": (
     ["--gin.MODEL_DIR='{run}'", "--gin.vocabularies.SentencePieceVocabulary.lowercase=True"],
-    r"MODEL_DIR {run} has checkpoints from a different encoder: vocabulary is Sent.*; train the"),
+    r"MODEL_DIR {run} has checkpoints from a different encoder: vocabulary is Sent.*; train "
+    "the same encoder"),
 }  # fmt: skip
 _DRY = [*_FAULTY][:-1]
 
@@ -129,6 +132,7 @@ def outcomes(finished, tmp_path_factory):
     commands.script(_DRIVER, folder / "ends.json", cwd=folder, devices=8, text=json.dumps(text))
     ends |= json.loads((folder / "ends.json").read_text())
   assert not [*folder.glob("run/*")]
+  assert {path.name for path in folder.iterdir()} - {"run"} == {"empty.gin", "ends.json"}
   return ends, names
 
 

@@ -187,7 +187,8 @@ def test_gradients_reach_every_parameter_and_do_not_depend_on_slices(name, monke
     sliced = value_and_gradient(make_model(name, embedding_slices=4), params, batch)
     tiny_models.assert_trees_close(sliced, whole, rtol=2e-4, atol=2e-5)
     with pytest.raises(
-      errors.InputError, match=f"batch of {B} rows does not divide into 3 equal slices"
+      errors.InputError,
+      match=f"batch of {B} rows does not divide into 3 equal slices; use a divisor of {B}",
     ):
       make_model(name, embedding_slices=3).loss_fn(params, batch, None)
 

@@ -85,7 +85,7 @@ def test_files_are_opened_when_data_is_read(corpus):
 
 def test_a_language_pair_without_usable_pairs_is_an_error(corpus):
   mixture = seqio.MixtureRegistry.get(_files(corpus, max_length=1))
-  with pytest.raises(errors.InputError, match="2 of 42 pairs have an empty text"):
+  with pytest.raises(errors.InputError, match="are left: 2 of 42 pairs have an empty text"):
     mixture.get_dataset(LENGTHS)
 
 

@@ -47,7 +47,7 @@ def test_one_language_under_all_its_codes(codes):
     ("germn", "'german' (German)"),
     ("pt_XX", "'pt' (Portuguese)"),
     ("de-en", "'de' (German)"),
-    ("", "NTREX code"),
+    ("", "or NTREX code; vmsst/languages.tsv lists them"),
   ],
 )
 def test_an_unknown_code_is_named_with_near_ones(code, says):

@@ -80,7 +80,8 @@ def test_bitext_is_embedded_again_only_if_inputs_change(folder, capsys):
 def test_two_files_cannot_write_one_output_and_foreign_files_are_not_replaced(folder, capsys):
   line_files.write_tsv(folder / "c" / "a" / "x.de-en.tsv", PAIRS)
   assert embed(folder, patterns=("**/x.de-en.*",)) == 1
-  assert "a/x.de-en.tsv.npy; use another folder for one" in capsys.readouterr().err
+  output = folder / "out" / "a" / "x.de-en.tsv.npy"
+  assert f"two inputs would write {output}; use another folder" in capsys.readouterr().err
   assert embed(folder, out="a") == 1
   assert "has files that this command did not write" in capsys.readouterr().err
 

@@ -112,7 +112,8 @@ def test_a_job_with_other_inputs_or_options_does_not_resume(text, tmp_path):
     stream.write("one more, without an end")
   with pytest.raises(errors.InputError, match="give another folder"):
     embed(make_encoder(), text, folder)
-  with pytest.raises(errors.InputError, match=r"23 vectors in .* not match .*text\.txt \(24"):
+  message = r"the 23 vectors in \S*/v do not match the current text in \S*/text\.txt \(24 lines\)"
+  with pytest.raises(errors.InputError, match=message):
     vector_store.open_text(text, folder)
   line_files.write_lines(tmp_path / "text.txt", reversed(LINES))
   with pytest.raises(errors.InputError, match="do not match the current text in"):

@@ -17,7 +17,7 @@ def test_texts_come_from_lists_iterators_and_files(tmp_path):
 
 @pytest.mark.parametrize("texts", ["one", {"a"}, {"a": 1}, np.array([["a"]]), 3, ["a", None]])
 def test_objects_without_an_order_of_texts_are_refused(texts):
-  with pytest.raises(TypeError, match=r"has type|have type"):
+  with pytest.raises(TypeError, match=r"^(sentence 1 has|sentences have) type "):
     input_texts.as_list(texts)
 
 

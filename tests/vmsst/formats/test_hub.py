@@ -205,7 +205,8 @@ def test_errors_are_one_line_and_leave_nothing(hub, account, run, tmp_path, caps
   other = {"encoder": {"name": "other", "digest": "1"}, "seen": None}
   other |= {"absent": {}, "failed": {}, "benchmarks": {}}
   (tmp_path / "results.json").write_text(json.dumps(other))
-  check("contains results for other. ", run, "me/new", "--results", tmp_path)
+  message = f"contains results for other. {run} is a different encoder"
+  check(message, run, "me/new", "--results", tmp_path)
   check("is public; pass --public", run, "me/public")
   hub.private.add("me/public")
   check("is private; omit --public", run, "me/public", "--public")

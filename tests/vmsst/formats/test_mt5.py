@@ -101,7 +101,11 @@ def test_an_encoder_alone_is_imported_as_such_also_in_half_precision(tmp_path, i
   ("tensors", "config", "message"),
   [
     ({"lm_head.weight": None}, {}, "lacks lm_head.weight"),
-    ({"encoder.block.2.layer.1.layer_norm.weight": np.ones(12)}, {}, "unexpected tensors encoder"),
+    (
+      {"encoder.block.2.layer.1.layer_norm.weight": np.ones(12)},
+      {},
+      r"has the unexpected tensors encoder\.block\.2\.layer",
+    ),
     ({}, {"model_type": "umt5"}, "'model_type' is 'umt5'"),
     ({}, {"num_layers": 1 << 30}, r"1000 - at `\$.num_layers`"),
   ],

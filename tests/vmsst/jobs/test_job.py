@@ -87,7 +87,9 @@ def test_a_task_with_another_key_runs_again_even_in_a_finished_folder(folder):
 def test_a_folder_of_another_job_is_refused_unless_it_is_replaced(folder):
   squares(folder)
   squares(folder, inputs={**TEXT, "name": "/moved.txt"})  # the same content
-  message = r"belongs to another job: text is /a\.txt \(1{12}\), not /b\.txt \(2{12}\); give"
+  message = (
+    r"belongs to another job: text is /a\.txt \(1{12}\), not /b\.txt \(2{12}\); give another folder"
+  )
   with pytest.raises(errors.InputError, match=message):
     squares(folder, inputs=OTHER)
   with pytest.raises(errors.InputError, match="k is unset, not 3"):

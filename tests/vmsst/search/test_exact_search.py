@@ -93,10 +93,14 @@ def test_broken_input_is_an_error(search):
         search(*sides, 1)
   for sides, k, message in (
     ((good, good[:, :2]), 1, "different widths, 3 and 2"),
-    ((good, good[:0]), 1, "among (3 sources and 0 targets|0 vectors)"),
+    ((good, good[:0]), 1, "neighbors among (3 sources and 0 targets|0 vectors)"),
     ((good, good[0]), 1, r"must be \[N, D\]"),
     ((good, good), 0, "k is 0; set it to an integer of 1 or more"),
-    ((good.astype(np.uint8),) * 2, 1, "uint8 vectors are quantized, so their cosines are mean"),
+    (
+      (good.astype(np.uint8),) * 2,
+      1,
+      "uint8 vectors are quantized, so their cosines are meaningless; pass the unquantized",
+    ),
   ):
     with pytest.raises(ValueError, match=message):
       search(*sides, k)

@@ -85,7 +85,11 @@ def test_a_folder_in_the_working_directory_does_not_hide_gin_files(parse, tmp_pa
   ("bindings", "file", "message"),
   [
     ([], "config.gin", "STEPS: no value; set --gin.STEPS=VALUE"),
-    (["STEP = 3"], "config.gin", "no gin file defines the macro STEP; did you mean STEPS"),
+    (
+      ["STEP = 3"],
+      "config.gin",
+      r"--gin\.STEP: no gin file defines the macro STEP; did you mean STEPS",
+    ),
     (["util.DatasetConfig.seed = 1"], "config.gin", "No configurable matching 'util.DatasetCon"),
     (["STEPS = nonsense"], "config.gin", "--gin.STEPS = nonsense"),
     (["STEPS = -1"], "config.gin", r"r\.warmup_steps \(STEPS\) is -1: Expected `int` >= 0$"),

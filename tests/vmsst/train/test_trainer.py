@@ -189,7 +189,7 @@ def test_the_best_checkpoint_of_a_metric_is_named_and_found(tmp_path, caplog):
   assert evaluated(9, "loss", 0.0) == ("checkpoint_8", "checkpoint_8")
   shutil.rmtree(run / "checkpoint_8")
   assert t5x.find_checkpoint(run).name == "checkpoint_9"
-  assert "checkpoint_8 is missing; reading checkpoint_9" in caplog.text
+  assert f"The best checkpoint {run}/checkpoint_8 is missing; reading checkpoint_9" in caplog.text
 
 
 @pytest.mark.parametrize("watched", [True, False])
