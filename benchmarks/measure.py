@@ -30,7 +30,7 @@ def in_own_process(
     environment: Environment variables to set.
 
   Raises:
-    SystemExit: the script failed.
+    SystemExit: If the script fails.
   """
   done = subprocess.run(
     [sys.executable, script, *arguments],

@@ -196,6 +196,7 @@ def finetune(
   fields: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
   sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **fields)
   objectives = tuple({entry.settings.objective or objective: None for entry in sets})
+  # The sets with which the encoder learns from the teacher's vectors.
   students = [entry for entry in sets if entry.settings.objective in _TAUGHT]
   if (teacher is not None) != bool(students):
     raise errors.InputError(
@@ -218,8 +219,9 @@ def finetune(
     computable -= {*_TAUGHT}
   pair_sets = [entry for entry in held_out.values() if isinstance(entry, training_sets.OpenSet)]
   with_loss = [entry for entry in pair_sets if entry.settings.objective in computable]
-  mutable = ("output", "steps", "patience", "slices", *inputs, *fields, "objective", "negatives")
-  fixed_options = {name: value for name, value in options.items() if name not in mutable}
+  # These options may change when a run is resumed, or the digests in `inputs` cover them.
+  ignored = ("output", "steps", "patience", "slices", *inputs, *fields, "objective", "negatives")
+  fixed_options = {name: value for name, value in options.items() if name not in ignored}
   with job.Job(folder, inputs=inputs, options=fixed_options) as run:
     if unsaved is not None and not os.path.exists(start):
       unsaved.save(start)

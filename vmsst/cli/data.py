@@ -27,10 +27,8 @@ from vmsst.cli.command import (
 )
 
 Name = Annotated[str, Argument("NAME")]
-Pattern = Annotated[str, Argument("PATTERN", role="input")]
-"""A file to read, or a shell pattern for several files."""
-Source = Annotated[str, Argument("FOLDER", role="input")]
-"""A folder to read. It need not exist any more if the dataset is finished."""
+Pattern = Annotated[str, Argument("PATTERN", role="input")]  # a file, or a pattern for several
+Source = Annotated[str, Argument("FOLDER", role="input")]  # a folder that the builder checks
 
 
 def train_vocabulary(

@@ -108,7 +108,7 @@ def export_sentence_transformers(
   print(
     f"sentence_transformers.SentenceTransformer({str(target)!r}) opens it, and so does "
     f"vmsst.load({str(target)!r})",
-    *tokenizers.limits(saved.assets.vocabulary),
+    *tokenizers.limits(saved.assets),
     sep="\n",
   )
 
@@ -196,7 +196,7 @@ def push(
     print(hub.upload(folder, repository, public=public, revision=revision))
   print(
     f"vmsst.load({name!r}) opens it, and so does sentence-transformers",
-    *tokenizers.limits(saved.assets.vocabulary),
+    *tokenizers.limits(saved.assets),
     sep="\n",
   )
 

@@ -28,10 +28,10 @@ from vmsst.data.tables import SIDES
 Batch = Mapping[str, np.ndarray]
 
 CHUNK = 256  # number of rows that are read and tokenized together
-GROUP = 16  # minimum number of batches whose rows are sorted by length together
+GROUP = 16  # number of batches whose rows are sorted by length together
 GROUP_ROWS = 1024  # rows that are sorted together if batches are small
+# Numbers of threads that read and tokenize chunks, and of chunks to read ahead
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
-"""Number of threads that read and tokenize chunks, and number of chunks to read ahead."""
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
 BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)  # maximum length of each length class
 _LANGUAGES = {language.index: language for language in languages.LANGUAGES}
@@ -390,7 +390,7 @@ def batched(
   *,
   seed: int | None,
   boundaries: Sequence[int] | None = BOUNDARIES,
-  num_rows: Sequence[int] | None = None,
+  num_rows: int = 0,
 ) -> BatchIterator:
   """Batches rows, never mixing datasets within a batch. Drops an incomplete last batch.
 
@@ -402,16 +402,13 @@ def batched(
     shard: Index of this shard, and the number of shards.
     seed: See `length_batches`.
     boundaries: See `length_batches`. If None, texts are not grouped by length.
-    num_rows: Number of rows in one epoch of each dataset; see `length_batches`.
+    num_rows: See `length_batches`.
   """
   if boundaries is None:
     batches = [grain.experimental.RebatchIterDataset(x, size, drop_remainder=True) for x in rows]
   else:
     longest = max(spec[name].shape[0] for name in SIDES if name in spec)
-    batches = [
-      length_batches(x, size, longest, seed, boundaries, count)
-      for x, count in zip(rows, num_rows or [0] * len(rows), strict=True)
-    ]
+    batches = [length_batches(x, size, longest, seed, boundaries, num_rows) for x in rows]
   dataset = batches[0] if len(batches) == 1 else grain.IterDataset.mix(batches, rates)
   columns = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in spec.items()}
   return BatchIterator(dataset, columns, shard)
@@ -427,8 +424,8 @@ def length_batches(
 ) -> grain.IterDataset:
   """Batches rows of similar length. Drops an incomplete last batch.
 
-  Rows are sorted in groups. Each group contains at least `GROUP` batches. With `num_rows`, a group
-  also contains up to `GROUP_ROWS` rows, so that the rare long texts of small batches share a batch.
+  Rows are sorted in groups of `GROUP` batches. If `num_rows` is passed and batches are small, a
+  group grows to `GROUP_ROWS` rows, but not beyond one epoch, so that rare long texts share a batch.
 
   Args:
     rows: Dataset whose elements are groups of rows, as columns [N, ...], with token ids under
@@ -438,8 +435,8 @@ def length_batches(
     seed: Seed for shuffling the batches within each group, or None to put the shortest batches
       first.
     boundaries: Maximum length of each length class, ascending. `longest` is appended.
-    num_rows: Number of rows in one epoch of `rows`. A group of several epochs would put the same
-      row into a batch more than once, so groups of `GROUP_ROWS` rows are limited to one epoch.
+    num_rows: Minimum number of rows in one epoch (default: do not enlarge groups). A group with
+      rows from several epochs could put the same row into a batch more than once.
   """
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 

@@ -321,6 +321,6 @@ def get_batches(
   ]
   spec = texts[0].spec(lengths[0])
   spec = {name: spec[name] for name in lengths[0]}
-  num_rows = [sum(len(x.table) for x in group) // num_shards for group, _ in groups]
+  num_rows = min(sum(len(x.table) for x in group) for group, _ in groups) // num_shards
   size = cfg.batch_size // num_shards
   return batches.batched(rows, rates, spec, size, shard, seed=cfg.seed, num_rows=num_rows)

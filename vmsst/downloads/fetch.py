@@ -116,7 +116,7 @@ class Fetcher:
     part_file = self._persist(
       file.url,
       lambda: self._receive(file, path),
-      lambda: sum(part_file.stat().st_size for part_file in _parts(path)),
+      lambda: sum(x.stat().st_size for x in _parts(path)),
     )
     if problem := file.difference(part_file):
       part_file.unlink()
@@ -165,15 +165,15 @@ class Fetcher:
 
   def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the path of the completed part file."""
-    partials = _parts(path)
+    part_files = _parts(path)
     # Request the last downloaded byte again. If the file is already complete, the byte after it
     # does not exist, and a server would reject a range that starts there.
-    start = max(partials[0].stat().st_size - 1, 0) if len(partials) == 1 else 0
+    start = max(part_files[0].stat().st_size - 1, 0) if len(part_files) == 1 else 0
     try:
       response = self._open(file.url, start)
     except urllib.error.HTTPError as error:
       if error.code == 416:  # The file on the server has become shorter.
-        _remove(partials)
+        _remove(part_files)
       raise
     with response:
       if response.status != 206:
@@ -187,14 +187,14 @@ class Fetcher:
           f"{file.url} {problem}; check whether the file has changed, and copy it to {path} by hand"
         )
       version = response.headers["ETag"] or response.headers["Last-Modified"]
-      partial = part_path(path, file, version or "", total)
+      part_file = part_path(path, file, version or "", total)
       in_range = response.headers.get("Content-Range", "").startswith(f"bytes {start}-")
-      if start and not (partial in partials and in_range):
-        _remove(partials)
+      if start and not (part_file in part_files and in_range):
+        _remove(part_files)
         raise ConnectionError("the file has changed")
-      _remove([former for former in partials if former != partial])
+      _remove([former for former in part_files if former != part_file])
       with (
-        open(partial, "r+b" if start else "wb") as stream,
+        open(part_file, "r+b" if start else "wb") as stream,
         progress_bar.Bar(
           desc=path.name, initial=start, total=total, unit="B", unit_scale=True, leave=False
         ) as bar,
@@ -205,7 +205,7 @@ class Fetcher:
           bar.update(len(chunk))
         if total is not None and stream.tell() < total:
           raise ConnectionError(f"the download ended after {stream.tell():,} of {total:,} bytes")
-    return partial
+    return part_file
 
 
 def part_path(path: pathlib.Path, file: File, version: str, total: int | None) -> pathlib.Path:

@@ -166,7 +166,7 @@ def _comparable(code: str) -> languages.Language | str:
 
 
 def describe(releases: Sequence[Release]) -> Iterator[str]:
-  """Yields one line per release, one line with the totals, and one line per license."""
+  """Yields one line per release, one line with the totals, and the license of each corpus."""
   for x in releases:
     pairs = "" if x.pairs is None else f"{x.pairs:,}"
     name = f"{x.source}-{x.target}"

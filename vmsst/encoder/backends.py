@@ -223,9 +223,10 @@ def padded_batches(
   """Yields batches of sentences with similar lengths, padded to a few shapes.
 
   Sentences are ordered from longest to shortest. The width of a batch is the number of tokens in
-  its longest sentence, rounded up to 1 or 1.5 times a power of two. In the last batch, the number
-  of rows (R) is also rounded up. If a sentence fills at most half the width of a batch, the batch
-  ends before this sentence, provided that this saves enough padding.
+  its longest sentence, rounded up to 1 or 1.5 times a power of two. If a batch is not full, its
+  number of rows (R) is also rounded up, but at most to the size of a full batch. If a sentence
+  fills at most half the width of a batch, the batch ends before this sentence, provided that this
+  saves enough padding.
 
   Args:
     ids: Token ids for each sentence.

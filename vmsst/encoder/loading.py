@@ -137,7 +137,7 @@ def convert(
   *,
   prefix: str | None = None,
   vocabulary: pathlib.Path | None = None,
-  whole: bool = True,
+  with_decoder: bool = True,
 ) -> Converted:
   """Converts a released encoder: LaBSE, XLM-R, E5, Qwen3-Embedding, mT5, VMSST, LASER and others.
 
@@ -146,7 +146,7 @@ def convert(
       of mT5, VMSST (see `mt5.convert`) or LASER (see `laser.convert`).
     prefix: As in `sentence_transformers.read`.
     vocabulary: SentencePiece model for an mT5 or VMSST folder that lacks one.
-    whole: Whether to include mT5's decoder.
+    with_decoder: Whether to include mT5's decoder.
 
   Raises:
     InputError: If the folder cannot be converted. The message names the file that causes the
@@ -163,7 +163,7 @@ def convert(
   if is_laser:
     return laser.convert(folder)
   if is_mt5:
-    return mt5.convert(folder, vocabulary=vocabulary, with_decoder=whole)
+    return mt5.convert(folder, vocabulary=vocabulary, with_decoder=with_decoder)
   return sentence_transformers.read(folder, prefix=prefix)
 
 
@@ -201,7 +201,7 @@ def _open_source(
   names = {*os.listdir(folder)} if folder.is_dir() else set()
   released = None
   if not names >= _EXPORT and (names & _RELEASED or any(x.endswith(".pt") for x in names)):
-    released = convert(folder, whole=for_training)
+    released = convert(folder, with_decoder=for_training)
     if released.assets is None and not for_training:
       raise errors.InputError(
         f"{folder} has no vocabulary ({tokenizers.TOKENIZER_FILE}, or {mt5.VOCABULARY_FILE} for "

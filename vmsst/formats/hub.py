@@ -200,7 +200,7 @@ def card(
     dimension=network.latent_dim,
     name=json.dumps(name),
     arguments=json.dumps(repository) + (f", revision={json.dumps(revision)}" if revision else ""),
-    note="".join(f"\n{line}.\n" for line in tokenizers.limits(assets.vocabulary)),
+    note="".join(f"\n{line}.\n" for line in tokenizers.limits(assets)),
     languages=f"{', '.join(sorted(row.name for row in rows))}." if rows else "Not recorded.",
     model="\n".join(f"- {fact}" for fact in facts),
     results=results or "Not evaluated (`vmsst push --results` adds the results of `vmsst eval`).",

@@ -96,7 +96,7 @@ def usage(saved: SavedEncoder) -> list[str]:
   methods = {"encode": prefix, **{f"encode_{role}": prompt for role, prompt in prompts.items()}}
   return [
     *(f"Put {x!r} before each text, as {name} does" for name, x in methods.items() if x),
-    *tokenizers.limits(vocabulary),
+    *tokenizers.limits(saved.assets),
   ]
 
 

@@ -439,7 +439,8 @@ def write(
   sentence-transformers returns the same vectors in float32, up to rounding error, with three
   exceptions:
 
-  * If the vocabulary has no EOS token, as in EMS, a batch of empty texts raises an error.
+  * If a transformer's vocabulary has no EOS token, as in EMS, a batch of empty texts raises an
+    error.
   * If a text contains the padding token of an imported tokenizer, such as "<pad>", this string is
     treated as padding.
   * A few texts are tokenized differently; see `tokenizers.export`.

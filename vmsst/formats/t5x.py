@@ -183,11 +183,17 @@ def write_params(checkpoint: epath.Path, params: Mapping[str, np.ndarray]) -> No
   Args:
     checkpoint: The `checkpoint_0` folder to create.
     params: Arrays by name, such as "encoder/layers_0/mlp/wi/kernel".
+
+  Raises:
+    OSError: If the checkpoint cannot be written.
   """
   target = traverse_util.unflatten_dict(dict(params), sep="/")
   tree = {PARAMETERS: target, "state": {"step": np.int32(0)}}
-  with _orbax() as checkpointer:
-    checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
+  try:
+    with _orbax() as checkpointer:
+      checkpointer.save(checkpoint / "state", args=ocp.args.PyTreeSave(tree))
+  except Exception as error:  # Orbax raises ValueError if the disk is full.
+    raise OSError(f"{checkpoint.name}: {error}") from None
 
 
 @functools.cache

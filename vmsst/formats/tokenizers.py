@@ -34,6 +34,7 @@ from vmsst.data.vocabularies import Role
 from vmsst.data.word_splitting import Languages
 from vmsst.formats import transformers
 from vmsst.io import input_files, text_files
+from vmsst.networks.static import StaticConfig
 
 TOKENIZER_FILE = "tokenizer.json"
 SETTINGS_FILE = "tokenizer_config.json"
@@ -826,15 +827,17 @@ def described_settings(tokenizer: ExportedTokenizer, max_length: int) -> dict[st
   return {name: value for name, value in settings.items() if value is not None}
 
 
-def limits(vocabulary: vocabularies.Vocabulary) -> list[str]:
-  """Returns an exported tokenizer's limitations, one per line, for the model card and the user."""
-  lines = []
+def limits(assets: Any) -> list[str]:
+  """Returns the limitations of an exported encoder outside this library, one per line."""
+  lines, vocabulary = [], assets.vocabulary
   if getattr(vocabulary, "pretokenize", False):
     lines.append(
-      "Texts must be split into words first: vmsst.data.word_splitting.split_words(texts, language)"
+      "Outside vmsst, texts must be split into words first: "
+      "vmsst.data.word_splitting.split_words(texts, language)"
     )
-  if vocabulary.eos_id is None:
-    lines.append("A batch of empty texts raises an error, because this vocabulary has no EOS token")
+  # A static encoder returns zeros for a text without tokens.
+  if vocabulary.eos_id is None and not isinstance(assets.network.config, StaticConfig):
+    lines.append("Outside vmsst, a batch of only empty texts raises an error (no EOS token)")
   return lines
 
 

@@ -33,7 +33,7 @@ Do = Callable[[Tasks], Iterable[Any]]
 """Runs tasks in order and yields a result for each. Must be picklable to run in other processes."""
 
 
-def batches(tasks: Tasks, workers: int) -> list[Tasks]:
+def split_tasks(tasks: Tasks, workers: int) -> list[Tasks]:
   """Splits tasks into the batches that workers get."""
   size = max(1, min(_BATCH_TASKS, len(tasks) // (_BATCHES_PER_WORKER * workers)))
   return [tasks[start : start + size] for start in range(0, len(tasks), size)]
@@ -48,7 +48,7 @@ def keep_busy(
   batches: Sequence[Tasks],
   workers: int,
   submit: Callable[[Tasks], "Future[list[Any]]"],
-  on_failure: Callable[[Exception, Tasks], None] | None = None,
+  on_failure: Callable[[Exception, Tasks], None],
 ) -> Iterator[Any]:
   """Keeps all workers busy, and yields the results of each batch when it is done.
 
@@ -56,8 +56,8 @@ def keep_busy(
     batches: The batches.
     workers: Number of batches to run at a time.
     submit: Starts a batch.
-    on_failure: Function to call with the error and the batch that failed (default: a function that
-      raises the error). If the function returns, the batch starts again.
+    on_failure: Function to call with the error and the batch that failed. If the function returns,
+      the batch starts again.
   """
   queue = collections.deque(batches)
   running: dict[Future[list[Any]], Tasks] = {}
@@ -70,8 +70,6 @@ def keep_busy(
       try:
         yield from future.result()
       except Exception as error:
-        if on_failure is None:
-          raise
         on_failure(error, batch)
         queue.append(batch)
 
@@ -108,7 +106,7 @@ class Local(msgspec.Struct, frozen=True):
         f"{self.workers} workers with {self.gpus_per_worker} GPUs each need more GPUs than "
         f"CUDA_VISIBLE_DEVICES={visible}; use fewer workers"
       )
-    queue = batches(tasks, self.workers)
+    queue = split_tasks(tasks, self.workers)
     former_children = {*multiprocessing.active_children()}
     # Workers are spawned: a fork would copy locks that threads of this process hold.
     context = multiprocessing.get_context("spawn")
@@ -118,12 +116,19 @@ class Local(msgspec.Struct, frozen=True):
       initializer=_start_worker,
       initargs=(context.Value("i", 0), self.workers, self.gpus_per_worker),
     )
-    try:
-      yield from keep_busy(queue, self.workers, lambda batch: pool.submit(run_batch, do, batch))
-    except process.BrokenProcessPool:
+
+    def on_failure(error: Exception, batch: Tasks) -> None:
+      if not isinstance(error, process.BrokenProcessPool):
+        raise error
       raise errors.InputError(
-        f"{title}: a worker process was killed (if memory ran out, use fewer workers); {RESUME}"
+        f"{title} of {batch[0]}, or a task that ran at the same time: a worker process was killed "
+        f"(if memory ran out, use fewer workers); {RESUME}"
       ) from None
+
+    try:
+      yield from keep_busy(
+        queue, self.workers, lambda batch: pool.submit(run_batch, do, batch), on_failure
+      )
     except BaseException:
       # A task can take hours, so do not wait for the other workers.
       for worker in {*multiprocessing.active_children()} - former_children:
@@ -230,7 +235,7 @@ class Ray(msgspec.Struct, frozen=True):
           f"{_reason(error)} (if memory ran out, use fewer workers); {RESUME}"
         ) from None
 
-    yield from keep_busy(batches(tasks, workers), workers, submit, on_failure)
+    yield from keep_busy(split_tasks(tasks, workers), workers, submit, on_failure)
 
 
 Engine = Local | Ray  # runs the tasks of a job

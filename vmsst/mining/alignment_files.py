@@ -15,9 +15,9 @@ Format = Literal["tsv", "vecalign", "tmx"]
 _NOT_XML = dict.fromkeys((*range(32), 0xFFFE, 0xFFFF))
 
 
-def frame(form: Format, languages: tuple[str | None, str | None]) -> tuple[str, str]:
+def frame(file_format: Format, languages: tuple[str | None, str | None]) -> tuple[str, str]:
   """Returns the header and the footer of a file; both are empty except for TMX."""
-  if form != "tmx":
+  if file_format != "tmx":
     return "", ""
   header = (
     '<header creationtool="vmsst" creationtoolversion="1" segtype="block" o-tmf="plain" '
@@ -31,7 +31,7 @@ def lines(
   source: Sequence[str],
   target: Sequence[str],
   alignments: Iterable[Alignment],
-  form: Format,
+  file_format: Format,
   languages: tuple[str | None, str | None] = (None, None),
 ) -> Iterator[str]:
   """Yields the output lines for a pair of documents, without newlines.
@@ -40,18 +40,18 @@ def lines(
     source: Source sentences.
     target: Target sentences.
     alignments: Sentence alignments.
-    form: "tsv" for lines of score TAB source TAB target; "tmx"; or "vecalign" for lines such as
-      `[3]:[3, 4]:0.810000`, in which sentence numbers start at 0. "tsv" and "tmx" omit untranslated
-      sentences.
+    file_format: "tsv" for lines of score TAB source TAB target; "tmx"; or "vecalign" for lines
+      such as `[3]:[3, 4]:0.810000`, in which sentence numbers start at 0. "tsv" and "tmx" omit
+      untranslated sentences.
     languages: Language codes for the source and the target, for "tmx".
   """
   for x in alignments:
-    if form == "vecalign":
+    if file_format == "vecalign":
       yield f"{x.source}:{x.target}:{x.score:.6f}"
     elif x.source and x.target:
       texts = " ".join(source[n] for n in x.source), " ".join(target[n] for n in x.target)
       fields = [text.translate(text_files.SEPARATORS) for text in texts]
-      if form == "tsv":
+      if file_format == "tsv":
         yield "\t".join((f"{x.score:.6f}", *fields))
       else:
         variants = "".join(

@@ -58,7 +58,7 @@ class Searcher:
         `encode_query`.
       corpus: The text to search.
       index: An index of the corpus, for an approximate search. The search is exact if the index is
-        omitted or stores uncompressed vectors.
+        omitted or is `Flat`.
       name: Name or path of the encoder; see `encoding.identity`.
       language: Language code of the queries, for encoders that require one.
       batch_size: Queries per batch.

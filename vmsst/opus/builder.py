@@ -130,7 +130,7 @@ def _build(
   buckets = {pair: 1 << max(0, (n - 1) // BUCKET_BYTES).bit_length() for pair, n in sizes.items()}
   clean_files = {release.name: f"{workdir}/clean/{release.name}.parquet" for release in releases}
   held_out_source = dataset.path(held_out_file), held_out.digest
-  clean_parts = [
+  clean_tasks = [
     job.Task(
       clean_files[release.name],
       (release, recipe.cleaning, held_out_source, buckets[recipe.pair_name(*release.pair)]),
@@ -138,7 +138,7 @@ def _build(
     )
     for release in largest_first
   ]
-  cleaned = dataset.run("clean", stages.clean, clean_parts, engine)
+  cleaned = dataset.run("clean", stages.clean, clean_tasks, engine)
   cleaned_by_release = {
     release.name: facts for release, facts in zip(largest_first, cleaned, strict=True)
   }
@@ -149,14 +149,14 @@ def _build(
   for release in sorted(releases, key=lambda x: (recipe.order(x.corpus), x.name)):
     clean_file = dataset.path(clean_files[release.name]), release.corpus
     files[recipe.pair_name(*release.pair)].append(clean_file)
-  merge_parts = {
+  merge_tasks = {
     pair: [
       job.Task(f"{workdir}/merge/{pair}/{bucket:05d}.parquet", (members, bucket, recipe.seed))
       for bucket in range(buckets[pair])
     ]
     for pair, members in files.items()
   }
-  flat = [bucket for buckets in merge_parts.values() for bucket in buckets]
+  flat = [task for tasks in merge_tasks.values() for task in tasks]
   merge_facts = iter(dataset.run("merge", stages.merge, flat, engine))
 
   # Each row has a pseudo-random rank. The ranks determine which rows are selected for the dataset.
@@ -165,9 +165,9 @@ def _build(
   spans: dict[recipes.Cell, list[slice]] = {}
   offset = 0
   with tempfile.TemporaryFile(dir=dataset.folder) as stream:
-    for pair, pair_parts in merge_parts.items():
-      for bucket_part in pair_parts:
-        stream.write(stages.load_ranks(dataset.path(bucket_part.name)).tobytes())
+    for pair, pair_tasks in merge_tasks.items():
+      for bucket_task in pair_tasks:
+        stream.write(stages.load_ranks(dataset.path(bucket_task.name)).tobytes())
         for corpus, counts in next(merge_facts).items():
           merged.setdefault((pair, corpus), collections.Counter()).update(counts)
           end = offset + counts[stages.KEPT]
@@ -192,7 +192,7 @@ def _build(
   splits: dict[str, list[job.Task]] = {}
   for pair in files:
     corpora = stages.corpora(files[pair])
-    paths = [dataset.path(bucket.name) for bucket in merge_parts[pair]]
+    paths = [dataset.path(bucket.name) for bucket in merge_tasks[pair]]
     train_B, validation_B = np.sum([pair_counts[pair, corpus] for corpus in corpora], axis=0).T
     shards = [(f"train_{pair}", [paths[i]]) for i in np.flatnonzero(train_B).tolist()]
     shards += [(f"validation_{pair}", paths)] if validation_B.any() else []

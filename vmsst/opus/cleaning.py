@@ -41,7 +41,7 @@ has too few letters in the scripts of its language.
 
 # Number of alphabetic characters that one character in each script corresponds to.
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
-# Length difference, in characters, that is always allowed, as between "No." and "Certainly not.".
+# Characters by which a text may exceed the maximum ratio, as in "No." and "Certainly not.".
 _SLACK = 20
 
 # Unicode blocks of letters and combining marks, by script.
@@ -110,10 +110,10 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   Attributes:
     max_characters: Maximum length of each text, in characters.
-    max_ratio: Maximum ratio of the longer to the shorter text. A difference of 20 characters is
-      always allowed. In scripts whose characters stand for syllables or words, each character
-      counts as several (for example, 3 in Han script). The script is determined by the language or,
-      if the language is undetermined, by the text's letters.
+    max_ratio: Maximum ratio of the longer to the shorter text. The longer text may exceed this
+      limit by 20 characters. In scripts whose characters stand for syllables or words, each
+      character counts as several (for example, 3 in Han script). The script is determined by the
+      language or, if the language is undetermined, by the text's letters.
     min_script_share: Minimum fraction of a text's letters that must belong to a script of its
       language.
   """

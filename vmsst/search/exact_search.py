@@ -21,14 +21,14 @@ from vmsst.io import array_files
 
 BLOCK_ROWS = 1 << 14  # default number of rows that are in memory at once
 
-_HELD_ROWS = 1 << 13  # Sources held in memory while all targets are read.
-_READ_ROWS = 1 << 11  # Targets per read.
+_SOURCE_ROWS = 1 << 13  # Sources held in memory while all targets are read.
+_TARGET_ROWS = 1 << 11  # Targets per read.
 _TASK_ROWS = 1 << 11  # Sources per thread task. This number affects rounding.
 _GROUP = 32  # Sources per group. Each target searches only the k groups with the best scores.
 _SEARCHING = threading.Lock()  # Lock held while BLAS is limited to one thread.
 # Maximum sources and maximum targets per block in `search_blocks`. Both are multiples of the number
-# of rows that a search reads at once. Sources are divided into at least 8 blocks if each block then
-# has at least 8,192 rows.
+# of rows that a search reads at once. Sources are divided into at most 8 blocks of equal size, a
+# multiple of 8,192 rows, unless the blocks would then exceed the maximum.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
 
@@ -120,15 +120,15 @@ def search(source: Selection, target: Selection, k_source: int, k_target: int | 
           columns.start,
           pool.submit(
             _better,
-            held_HD[piece],
+            source_HD[piece],
             target_CD,
             forward.score_NK[rows][piece],
             None if backward is None else backward.score_NK[columns],
           ),
         )
-        for rows, held_HD in source.unit_blocks(_HELD_ROWS)
-        for columns, target_CD in target.unit_blocks(_READ_ROWS)
-        for piece in blocks(len(held_HD), _TASK_ROWS)
+        for rows, source_HD in source.unit_blocks(_SOURCE_ROWS)
+        for columns, target_CD in target.unit_blocks(_TARGET_ROWS)
+        for piece in blocks(len(source_HD), _TASK_ROWS)
       )
       computing = collections.deque(itertools.islice(tasks, threads))
       while computing:

@@ -241,14 +241,14 @@ class Index:
 
   @property
   def exact(self) -> bool:
-    """Whether the index stores uncompressed vectors, so that its results are exact."""
+    """Whether the index is `Flat`, so that it returns the results of an exact search."""
     return self.factory == "Flat"
 
   def nearest(
     self,
     query_ND: np.ndarray,
     k: int,
-    wanted_N: np.ndarray | None = None,
+    mask_N: np.ndarray | None = None,
     *,
     probes: int | None = None,
     candidates: int | None = None,
@@ -258,23 +258,23 @@ class Index:
     Args:
       query_ND: Queries at length 1, float32.
       k: Neighbors per query.
-      wanted_N: Mask of the rows to search (default: all rows).
+      mask_N: Mask of the rows to search (default: all rows).
       probes: Lists to search per query (default: half the square root of the number of lists, but
         at least 32).
       candidates: Vectors per query to compare exactly (default: 8 per neighbor, but at least 64).
     """
-    total = self.shape[0] if wanted_N is None else int(np.count_nonzero(wanted_N))
+    total = self.shape[0] if mask_N is None else int(np.count_nonzero(mask_N))
     k = min(k, total)
     count = min(total, max(k, candidates or max(_CANDIDATES, _PER_NEIGHBOR * k)))
     neighbors = exact_search.no_neighbors(len(query_ND), k)
     with futures.ThreadPoolExecutor(os.cpu_count()) as pool:
       for block in exact_search.blocks(len(query_ND), _QUERIES):
         query_BD = query_ND[block]
-        row_BC = self.candidates(query_BD, count, wanted_N, probes)
+        row_BC = self.candidates(query_BD, count, mask_N, probes)
         # If the probed lists have too few vectors for a query, search all lists.
         lacking_P = np.flatnonzero((row_BC[:, :k] < 0).any(axis=1))
         if len(lacking_P):
-          row_BC[lacking_P] = self.candidates(query_BD[lacking_P], count, wanted_N, self.lists)
+          row_BC[lacking_P] = self.candidates(query_BD[lacking_P], count, mask_N, self.lists)
         pieces = list(exact_search.blocks(len(query_BD), _PIECE))
         best = (x[block] for x in neighbors)
         args = ([x[piece] for piece in pieces] for x in (query_BD, row_BC, *best))
@@ -285,14 +285,14 @@ class Index:
     self,
     query_ND: np.ndarray,
     count: int,
-    wanted_N: np.ndarray | None = None,
+    mask_N: np.ndarray | None = None,
     probes: int | None = None,
   ) -> np.ndarray:
     """Returns the rows with the approximately nearest codes, int64 [N, C], padded with -1."""
     faiss = library()
     selected = {}
-    if wanted_N is not None and not wanted_N.all():
-      selected["sel"] = faiss.IDSelectorBitmap(np.packbits(wanted_N, bitorder="little"))
+    if mask_N is not None and not mask_N.all():
+      selected["sel"] = faiss.IDSelectorBitmap(np.packbits(mask_N, bitorder="little"))
     if self._ivf is None:
       params = faiss.SearchParameters(**selected)
     else:
@@ -330,11 +330,11 @@ def index_search(source_index: Index, target_index: Index) -> exact_search.Searc
     results = []
     with progress_bar.Bar(total=sum(len(x[0].row_N) for x in directions), unit=" searches") as bar:
       for queries, index, base, k in directions:
-        wanted_N = array_files.full(index.shape[0], False, bool)
-        wanted_N[base.row_N] = True
+        mask_N = array_files.full(index.shape[0], False, bool)
+        mask_N[base.row_N] = True
         neighbors = exact_search.no_neighbors(len(queries.row_N), k)
         for rows, query_BD in queries.unit_blocks(_QUERIES):
-          nearest = index.nearest(query_BD, k, wanted_N)
+          nearest = index.nearest(query_BD, k, mask_N)
           neighbors.index_NK[rows] = np.searchsorted(base.row_N, nearest.index_NK)
           neighbors.score_NK[rows] = nearest.score_NK
           bar.update(len(query_BD))

@@ -85,10 +85,10 @@ def margin_pairs(
     [(0, 3), (1, 2), (2, 1)]
   """
   errors.check_choice("margin", margin, _MARGINS)  # before the long search
-  errors.check_choice("retrieval", retrieval, _SIDES)
+  errors.check_choice("retrieval", retrieval, _AXES)
   nearest = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
   best = best_neighbors(*nearest, margin)
-  pairs = _sorted_pairs(best, _SIDES[retrieval])
+  pairs = _sorted_pairs(best, _AXES[retrieval])
   if retrieval == "max":
     pairs = _one_to_one(pairs, [len(index_N) for index_N, _ in best])
   elif retrieval == "intersection":
@@ -258,10 +258,10 @@ def _one_to_one(blocks: Iterable[Pairs], counts: Sequence[int]) -> Iterator[Pair
     yield pairs[rows].view(np.recarray)
 
 
-_SIDES: Mapping[str, tuple[int, ...]] = {
+# Axes of the candidates that each retrieval rule considers: sources (0), targets (1), or both.
+_AXES: Mapping[str, tuple[int, ...]] = {
   "max": (0, 1),
   "forward": (0,),
   "backward": (1,),
   "intersection": (0,),
 }
-"""Candidates that each retrieval rule considers: of sources (0), of targets (1), or both."""

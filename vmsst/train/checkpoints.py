@@ -474,7 +474,7 @@ class CheckpointManager:
       yield
     except Exception as error:
       self._failed = True
-      reason = str(error).splitlines()[0]
+      reason = str(error).partition("\n")[0]
       raise InputError(
         f"a checkpoint in {self._model_dir} could not be written: {reason}. Fix the problem and "
         "rerun the same command to resume from the newest checkpoint"

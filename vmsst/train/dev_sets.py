@@ -42,7 +42,8 @@ class DevSets:
   The metrics depend on the set:
 
   * Pairs: the retrieval accuracies `to_target` and `from_target`, and their mean, `accuracy`.
-  * Pairs with scores: `spearman`, the rank correlation between scores and cosines.
+  * Pairs with scores: `spearman` and `pearson`, the rank correlation and the linear correlation
+    between scores and cosines.
   * Retrieval sets: `ndcg@10` and `recall@100`.
 
   All metrics are percentages named `METRIC/SET`. An additional metric, `score`, selects the best

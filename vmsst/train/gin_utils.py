@@ -199,7 +199,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
       return None
     if importlib.util.find_spec(_RUNTIME + fullname.removeprefix("t5x")) is None:
       raise ModuleNotFoundError(
-        f"{fullname} is not part of the bundled runtime; run the gin file on upstream T5X by "
+        f"{fullname} is not part of the bundled runtime; run the gin file on upstream T5X with "
         "`python -m t5x.main`"
       )
     return importlib.machinery.ModuleSpec(fullname, self, is_package=fullname == "t5x")

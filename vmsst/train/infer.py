@@ -171,10 +171,10 @@ def infer(
 def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:
   outputs, aux = result if isinstance(result, tuple) else (result, {})
   for position, (row, (_, output)) in enumerate(zip(rows, outputs, strict=True)):
-    result = {"score": output}
+    value = {"score": output}
     if vocabulary is not None:
-      result = {"prediction": vocabulary.decode(np.asarray(output).tolist())}
-    yield _json({"inputs": row, **result, **{name: x[position] for name, x in aux.items()}})
+      value = {"prediction": vocabulary.decode(np.asarray(output).tolist())}
+    yield _json({"inputs": row, **value, **{name: x[position] for name, x in aux.items()}})
 
 
 def _json(value: Any) -> str:

@@ -155,8 +155,8 @@ def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.nd
   """Trims the columns on the right in which all texts in the batch have padding.
 
   All text features keep the same fraction of their padded length, rounded up to a multiple of 4
-  tokens. As a result, batches have few different shapes, and JAX compiles a separate step for each
-  shape.
+  tokens. Batches therefore have few different shapes. This saves time, because JAX compiles a
+  separate step for each shape.
 
   Args:
     batch: The batch.

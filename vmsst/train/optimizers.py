@@ -173,7 +173,8 @@ def create_learning_rate_scheduler(
   With t = max(0, step - step_offset) and w = warmup_steps, the factors are:
 
   * constant: base_learning_rate,
-  * linear_warmup: min(1, t / w); in this factor and the next three, w is at least 1,
+  * linear_warmup: min(1, t / w); here, in the t / w of linear_decay, and in both rsqrt factors, w
+    is at least 1,
   * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); this formula includes
     the constant and the warm-up, so do not combine it with other factors,
   * rsqrt_decay: 1 / sqrt(max(t, w)),
@@ -188,7 +189,7 @@ def create_learning_rate_scheduler(
   Args:
     factors: Names of factors, separated by `*`.
     base_learning_rate: The constant.
-    warmup_steps: Number of warm-up steps, after which the decays start.
+    warmup_steps: Number of warm-up steps. All decays except `decay_every` start after them.
     decay_factor: Slope for `linear_decay`, or factor for `decay_every`.
     steps_per_decay: Number of steps between two decays, for `decay_every`.
     steps_per_cycle: Length of one cosine cycle.

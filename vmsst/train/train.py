@@ -104,8 +104,9 @@ def train(
     The last step and the last train state.
 
   Raises:
-    InputError: If the configuration, the data or the disk cannot be used, or `model_dir` contains
-      checkpoints from a different encoder.
+    InputError: If the configuration or the data cannot be used, a checkpoint cannot be written, or
+      `model_dir` contains checkpoints from a different encoder.
+    OSError: If another file cannot be written.
   """
   if random_seed is None or use_hardware_rng:  # Fast, but results depend on the sharding.
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")

@@ -201,7 +201,7 @@ class TrainStateInitializer:
     """Reads the state from the checkpoint at `path`; see `checkpoints.restore`.
 
     Args:
-      path: A `checkpoint_<step>` folder.
+      path: A `checkpoint_<step>` folder, or an encoder that `vmsst.load` opens.
       cfg: Options for reading (default: read every model array unchanged).
       fallback_rng: Random key to initialize missing arrays if `cfg.fallback_to_scratch` is true.
 

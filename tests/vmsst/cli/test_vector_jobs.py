@@ -191,8 +191,8 @@ def test_another_index_is_refused(vectors, tmp_path):
 @pytest.fixture
 def small_blocks(monkeypatch):
   for name, rows in (
-    ("_LEAST_SOURCES", 4), ("_BLOCK_SOURCES", 8), ("_BLOCK_TARGETS", 10), ("_HELD_ROWS", 4),
-    ("_READ_ROWS", 5),
+    ("_LEAST_SOURCES", 4), ("_BLOCK_SOURCES", 8), ("_BLOCK_TARGETS", 10), ("_SOURCE_ROWS", 4),
+    ("_TARGET_ROWS", 5),
   ):  # fmt: skip
     monkeypatch.setattr(exact_search, name, rows)
 

@@ -46,7 +46,10 @@ def test_gpus_that_do_not_exist_are_an_error(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
   ("function", "problem"),
   [
-    (toy_jobs.kill_at_2, r"squares: a worker process was killed"),
+    (
+      toy_jobs.kill_at_2,
+      r"squares of \d\.txt, or a task that ran at the same time: a worker process was killed",
+    ),
     (toy_jobs.fail_at_2, r"squares of 2\.txt: .*No space left"),
     (toy_jobs.slow_at_2, "No space left"),  # The job does not wait for the slow task.
   ],

@@ -14,7 +14,7 @@ from vmsst.search import exact_search
 @pytest.fixture
 def small(monkeypatch):
   """Makes blocks small, and what is stored per vector large."""
-  for name, rows in (("_HELD_ROWS", 10), ("_READ_ROWS", 5), ("_TASK_ROWS", 4)):
+  for name, rows in (("_SOURCE_ROWS", 10), ("_TARGET_ROWS", 5), ("_TASK_ROWS", 4)):
     monkeypatch.setattr(exact_search, name, rows)
   monkeypatch.setattr(array_files, "_IN_MEMORY", 0)
 
@@ -38,7 +38,7 @@ def test_fewer_than_k_give_all_and_zeros_are_near_nothing():
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_later_blocks_that_are_better_or_worse_throughout_change_nothing(order, monkeypatch):
-  monkeypatch.setattr(exact_search, "_READ_ROWS", 600)
+  monkeypatch.setattr(exact_search, "_TARGET_ROWS", 600)
   angle = np.linspace(0.1, 1.5, 1500)[::order]
   rising = np.stack([np.sin(angle), np.cos(angle)], axis=1)
   query = np.array([[1.0, 0.0], [0.0, 1.0]])
@@ -109,7 +109,7 @@ def test_broken_input_is_an_error(search):
 @pytest.mark.parametrize("counts", [(30, 50), (40, 3), (9, 60)])
 def test_blocks_give_what_one_search_gives_to_the_bit(monkeypatch, counts):
   for name, value in (
-    ("_HELD_ROWS", 8), ("_READ_ROWS", 4), ("_LEAST_SOURCES", 8), ("_BLOCK_SOURCES", 8),
+    ("_SOURCE_ROWS", 8), ("_TARGET_ROWS", 4), ("_LEAST_SOURCES", 8), ("_BLOCK_SOURCES", 8),
     ("_BLOCK_TARGETS", 16),
   ):  # fmt: skip
     monkeypatch.setattr(exact_search, name, value)

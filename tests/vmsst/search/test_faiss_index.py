@@ -52,8 +52,8 @@ def test_rescored_candidates_of_all_lists_are_the_nearest(tmp_path, vectors_ND, 
   query_ND = exact_search.unit_rows(vectors_ND[:70] + 0.1)
   some_S = np.arange(0, COUNT, 3)
   for chosen_S in (None, some_S):
-    wanted_N = None if chosen_S is None else np.isin(np.arange(COUNT), chosen_S)
-    found = index.nearest(query_ND, 4, wanted_N, probes=8, candidates=len(some_S))
+    mask_N = None if chosen_S is None else np.isin(np.arange(COUNT), chosen_S)
+    found = index.nearest(query_ND, 4, mask_N, probes=8, candidates=len(some_S))
     index_QK, score_QK = nearest(vectors_ND, query_ND, 4, chosen_S)
     # A code of 1 bit or 4 bytes may miss one if not all vectors are candidates.
     agreement = (found.index_NK == index_QK).mean()
@@ -80,8 +80,8 @@ def test_queries_whose_lists_are_nearly_empty_find_enough():
   vectors_ND = np.repeat(np.eye(4, dtype=np.float32), 50, axis=0)
   vectors_ND += 1e-3 * np.arange(200, dtype=np.float32)[:, None] / 200
   index = faiss_index.build_index(vectors_ND, "IVF4,Flat")
-  wanted_N = np.isin(np.arange(200), [0, 50, 51, 199])
-  found = index.nearest(np.eye(4, dtype=np.float32)[:1], 9, wanted_N, probes=1)
+  mask_N = np.isin(np.arange(200), [0, 50, 51, 199])
+  found = index.nearest(np.eye(4, dtype=np.float32)[:1], 9, mask_N, probes=1)
   assert found.index_NK[0, 0] == 0
   assert sorted(found.index_NK[0]) == [0, 50, 51, 199]
   assert np.isfinite(found.score_NK).all()

@@ -50,7 +50,7 @@ def held_out_texts(
 
   Benchmarks whose files are missing are skipped. The benchmark `questions` consists of queries and
   a knowledge base; its queries are yielded even if the knowledge base is missing. The training
-  splits of SIB-200 and MLDoc are not yielded. Documents are yielded sentence by sentence. The same
+  splits of SIB-200, MLDoc and CLS are not yielded. Documents are yielded sentence by sentence. A
   text may be yielded several times.
 
   Args:

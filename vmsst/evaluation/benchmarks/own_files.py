@@ -55,9 +55,9 @@ def benchmarks(
   results = [_benchmark("sts", [x], functools.partial(_sts, x)) for x in readers.find_files([*sts])]
   pairs: dict[readers.BitextFile, None] = {}
   for path in readers.find_files([*bitext]):
-    # Formats with both languages in one file do not need languages in the file name.
-    one_file = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
-    pairs |= dict.fromkeys(readers.find_bitext(path, _languages(path) if one_file else None))
+    # TSV and JSONL files do not need languages in their names.
+    has_columns = path.removesuffix(".gz").endswith((".tsv", ".jsonl"))
+    pairs |= dict.fromkeys(readers.find_bitext(path, _languages(path) if has_columns else None))
   results += [_benchmark("bitext", x.paths, functools.partial(_bitext, x)) for x in pairs]
   for x in readers.find_bitext([*retrieval], (_UNKNOWN, _UNKNOWN), ("query", "text")):
     results.append(_benchmark("retrieval", x.paths, functools.partial(_retrieval, x)))
