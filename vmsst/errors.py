@@ -19,7 +19,7 @@ _CREDENTIALS = re.compile(
   re.IGNORECASE,
 )
 MOST_LAYERS = 1000
-"""Maximum number of layers in a network. A file may claim any number, and each layer takes time."""
+"""Maximum number of layers in a network. A damaged file may specify so many that loading hangs."""
 _LONGEST = 3000
 _LONGEST_VALUE = 200
 _NAMED = 5

@@ -16,18 +16,18 @@ The table distinguishes languages by these rules:
   and fa_AF is Dari.
 * A macrolanguage code refers to the language for which corpora use the code. For example, ara is
   Standard Arabic (arb), fas is Iranian Persian (pes), kur is Northern Kurdish (kmr), and nor is
-  Bokmål (nob). Corpora use the codes for Serbo-Croatian (sh) and Berber (ber) for no single
-  language, so the table lists both as separate languages.
+  Bokmål (nob). In corpora, Serbo-Croatian (sh) and Berber (ber) do not refer to a single language,
+  so each of the two has its own row in the table.
 * Two codes refer to two languages if any supported corpus uses both codes, even if ISO 639-3 has
-  merged them (dtp and kzj, apc and ajp). Filipino (fil) counts as Tagalog, because no supported
-  corpus uses both codes.
+  merged them (dtp and kzj, apc and ajp). Filipino (fil) counts as Tagalog (tl), because no
+  supported corpus uses both codes.
 
 `family` is a group of obviously related languages, about as large as a genus in WALS and 2,000 to
 4,000 years old. Germanic and Slavic are two families in this sense, and Turkic and Dravidian are
-one family each. To make clusterings comparable, there are three exceptions: Latin counts as
-Romance, all creoles form the family "Creole", and planned languages form the family "Constructed".
-`branch` subdivides the Slavic, Germanic and Celtic families, because their branches are undisputed
-and papers compare these branches.
+one family each. There are three exceptions: Latin counts as Romance, all creoles form the family
+"Creole", and planned languages form the family "Constructed". `branch` subdivides only the Slavic,
+Germanic and Celtic families, because their branches are undisputed and papers compare these
+branches.
 
 The table is in `languages.tsv`. Append a new language as the last row, with the next index, because
 checkpoints store embeddings by index. If a code has several scripts, list the default script first.
@@ -65,7 +65,7 @@ class Language:
     ntrex: Code in NTREX-128, or None.
     aliases: Additional codes. A code without a script also works with the language's script
       appended.
-    regions: Regions that may follow a code in corpora and locales. Regions are ignored.
+    regions: Ignored regions that may follow the language's codes, such as BR in pt_BR.
   """
 
   index: int

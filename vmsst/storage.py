@@ -3,8 +3,8 @@
 This module accesses object stores through fsspec. Each kind of store requires an extra
 (`vmsst[gcs]`, `vmsst[s3]`). A store has no folders and cannot rename objects, so a group of objects
 cannot be written under a temporary name and renamed when it is complete. However, a single object
-becomes visible only when it is complete. Therefore, the object of a group that is written last
-marks the whole group as complete.
+becomes visible only when it is complete. Therefore, the last object to be written marks the whole
+group as complete.
 
 Import this module before etils.epath opens a URL. The import makes epath use fsspec instead of
 TensorFlow. Orbax accesses files through epath, so Orbax and this library then see the same files.
@@ -41,7 +41,7 @@ STORES = {"gs": "gcs", "s3": "s3"}
 """The vmsst extra that installs the package for each supported scheme."""
 
 UNFINISHED = ".vmsst"
-"""Name of a folder in an unfinished output folder. Only the job that writes it may read it."""
+"""Name of the subfolder for unfinished files. Only the job that writes these files may use them."""
 
 _BUFFER = 1 << 18
 _GAP = 1 << 18

@@ -18,7 +18,8 @@ from vmsst.io import input_files
 
 FEATURES = ("corpus", "source", "source_language", "target", "target_language")
 """Feature names in each example."""
-# "opus_bitext-train_deu_eng.tfrecord-00000-of-00002", with codes from `readers.compact_code`.
+# Matches names such as "opus_bitext-train_deu_eng.tfrecord-00000-of-00002". The language codes are
+# from `readers.compact_code`.
 _NAME = re.compile(
   r".*-[a-z]+_([a-z]{3}(?:[A-Z][a-z]{3})?)_([a-z]{3}(?:[A-Z][a-z]{3})?)\.tfrecord(?:-\d+-of-\d+)?"
 )

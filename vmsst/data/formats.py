@@ -28,7 +28,7 @@ ROLES = {
   # FlagEmbedding files store a query's positives under "pos".
   **dict.fromkeys(("document", "passage", "answer", "pos"), "document"),
 }
-"""Maps a column name to the role of its texts, which selects their prompt."""
+"""Maps a column name to the role of the texts in the column. The role selects the prompt."""
 _SCORES = ("score", "label", "scores", "labels", "similarity_score", "teacher_scores")
 _IDS = ("id", "idx", "index")  # Fields that contain neither texts nor scores.
 # The first line of a TSV file is a header if this pattern matches every column of the line.
@@ -191,7 +191,7 @@ def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
     number, location, line = item
     try:
       yield number, location, json.loads(line)
-    except (ValueError, RecursionError) as error:  # This includes huge numbers and deep nesting.
+    except (ValueError, RecursionError) as error:  # Deep nesting raises RecursionError.
       yield Fault(location, f"not JSON: {error}")
 
 

@@ -31,10 +31,10 @@ def get_batches(
   one_language_pair: bool = False,
   boundaries: Sequence[int] = batches.BOUNDARIES,
 ) -> batches.BatchIterator:
-  """Returns this host's part of each batch. In gin, bind `train_script.train.get_dataset_fn` to it.
+  """Returns this host's part of each batch. In gin, set `train_script.train.get_dataset_fn` to it.
 
   Each host reads its shard of every task, and the rows of all hosts together form a batch. The
-  order of the rows therefore depends on the seed and on the number of hosts. Grain reads
+  order of the rows therefore depends on the number of hosts as well as on the seed. Grain reads
   `seqio_tasks.TextTask` tasks. SeqIO and TensorFlow read all other tasks. For these tasks, a
   resumed run has to read and skip the rows that it has already used.
 
@@ -157,7 +157,7 @@ def _spec(dataset: tf.data.Dataset) -> Spec:
 
 
 def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
-  """Wraps a tf.data dataset of batches. The order of its first iteration must be fixed."""
+  """Wraps a tf.data dataset of batches. The first iteration must yield them in a fixed order."""
   return batches.BatchIterator(_TensorFlowDataset(dataset), _spec(dataset))
 
 

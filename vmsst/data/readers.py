@@ -184,8 +184,8 @@ def read_rows(bitext: BitextFile, *, graded: bool = False) -> Iterator[formats.R
 
   Args:
     bitext: The file.
-    graded: Whether named columns may contain scores. If not, a score raises InputError, because a
-      scored pair may not be a translation.
+    graded: Whether named columns may contain scores. If not, a score raises InputError, because
+      scored pairs are not always translations.
   """
   pair = (bitext.source, bitext.target)
   empty = True

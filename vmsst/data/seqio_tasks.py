@@ -49,7 +49,7 @@ class TableSource(seqio.DataSource):
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """True: shard i of n contains rows i, i + n, i + 2n, ..., counted across epochs."""
+    """True. Shard i of n contains rows i, i + n and so on; row numbers continue across epochs."""
     return True
 
   def list_shards(self, split: str) -> Sequence[str]:
@@ -323,7 +323,7 @@ class BitextFeatureConverter(seqio.FeatureConverter):
       return spec[name].shape[: len(lengths)].as_list() == lengths
 
     if set(spec) == set(features) and all(map(is_padded, features)):
-      # The rows are already padded. Another map over rows would take longer than all other steps.
+      # The rows are already padded, and mapping a function over them would be slow.
       return ds
 
     narrow = ds.map(lambda row: {name: row[name] for name in features})

@@ -29,7 +29,7 @@ from vmsst.io import array_files, manifest
 SIDES = {"inputs": "input_language", "targets": "target_language"}
 """Column names for the two texts in a pair, and for their language ids."""
 OBJECTIVE = "objective/"
-"""Prefix of a zero-width column's name; the rest is the training objective for the rows."""
+"""Prefix of a zero-width column's name. The rest of the name is the rows' training objective."""
 TEACHER_SIDES = ("teacher_inputs", "teacher_targets")
 """Column names for the teacher's vectors of the two texts."""
 

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 Role = Literal["query", "document"]  # role of a text in a search
 MODEL_TYPES = ("unigram", "bpe")
 _PLAIN_TEXT = re.compile(r".*\.txt(\.gz)?")
-# SentencePiece skips sentences longer than 4,192 bytes. A character has up to 4 bytes.
+# Matches up to 1,000 characters (4,000 bytes), because SentencePiece skips sentences longer than
+# 4,192 bytes.
 _PART = re.compile(r".{1,1000}(?!\S)|.{1,1000}", re.DOTALL)
 _RESERVED = "\u2585"  # SentencePiece skips sentences that contain this character.
 
@@ -83,7 +84,7 @@ class Vocabulary(Protocol):
 
 
 def cut_with_eos(ids: Sequence[int], max_length: int, eos_id: int | None) -> list[int]:
-  """Truncates ids to `max_length`, including the EOS token, which is appended unless it is None."""
+  """Returns at most `max_length` ids, including `eos_id`, which is appended unless it is None."""
   if max_length < 1:
     raise ValueError(f"max_length must be at least 1, not {max_length}")
   end = [] if eos_id is None else [eos_id]
@@ -183,8 +184,8 @@ class LaserVocabulary(SentencePieceVocabulary):
   words that SentencePiece does not know.
 
   Attributes:
-    path: A SentencePiece model whose pieces are in dictionary order, except that padding has id 0.
-      Dictionary words that are not SentencePiece pieces are stored as control symbols.
+    path: A SentencePiece model with the pieces in the order of LASER's dictionary, except that
+      padding has id 0. Dictionary words that SentencePiece lacks are stored as control symbols.
     prepend_bos: Whether to prepend the BOS token to each text.
   """
 
@@ -315,8 +316,8 @@ def train_vocabulary(
     size: Number of pieces.
     model_type: "unigram" or "bpe".
     character_coverage: Fraction of the characters in the text that the pieces must cover.
-    byte_fallback: Whether to represent all remaining characters as bytes instead of as unknown
-      pieces.
+    byte_fallback: Whether to represent characters that no piece covers as bytes instead of as
+      unknown pieces.
     lowercase: Whether to lowercase the text first. Use the vocabulary with the same setting.
     pretokenize: Whether to split the text into words first, by language-specific rules
       (`vmsst.data.word_splitting`). Use the vocabulary with the same setting. Names of plain text

@@ -166,8 +166,8 @@ class Fetcher:
   def _receive(self, file: File, path: pathlib.Path) -> pathlib.Path:
     """Downloads the missing bytes in one attempt; returns the path of the completed part file."""
     part_files = _parts(path)
-    # Request the last downloaded byte again. If the file is already complete, the byte after it
-    # does not exist, and a server would reject a range that starts there.
+    # Request the last downloaded byte again. If all bytes were already downloaded, a server would
+    # reject a range that starts after the last byte.
     start = max(part_files[0].stat().st_size - 1, 0) if len(part_files) == 1 else 0
     try:
       response = self._open(file.url, start)
@@ -209,9 +209,10 @@ class Fetcher:
 
 
 def part_path(path: pathlib.Path, file: File, version: str, total: int | None) -> pathlib.Path:
-  """Returns the path of an incomplete file. Its name contains a hash of the file's version.
+  """Returns the path of an incomplete file.
 
-  A download therefore resumes only if the server still offers the same version of the file.
+  The file name contains a hash of the version on the server, so that a download resumes only if
+  the server still offers the same version.
 
   Args:
     path: Path of the complete file.

@@ -93,7 +93,7 @@ def releases(
         f"OPUS has no version {version or LATEST} of the corpus {corpus}; see {SITE}"
       )
     for release in content.corpora:
-      # The list is untrusted, and these names become part of a path.
+      # The list is untrusted, and corpus names and versions become parts of paths.
       file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
       is_moses = file is not None and file.groups() == (release.source, release.target)
       if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):

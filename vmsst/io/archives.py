@@ -213,7 +213,7 @@ def unpack(
       "problem; if the archive is damaged, remove it to download it again"
     ) from None
   finally:
-    with contextlib.suppress(OSError):  # The folder may not be empty.
+    with contextlib.suppress(OSError):  # rmdir fails if the folder contains files.
       folder.rmdir()
   return [folder / name for name in names]
 
@@ -221,7 +221,7 @@ def unpack(
 def _sized_members(archive: pathlib.Path) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
   """Yields the name and size of each file, and a function that opens the file.
 
-  zipfile and tarfile never read more bytes from a file than this size.
+  zipfile and tarfile never read more bytes of a file than the size that the archive states.
   """
   if archive.suffix == ".zip":
     with zipfile.ZipFile(archive) as zipped:

@@ -32,8 +32,7 @@ new_digest = functools.partial(hashlib.blake2b, digest_size=16)
 def read_lines(path: str, digest: str | None = None) -> Iterator[str]:
   """Yields the lines of a plain or gzipped UTF-8 text file, without line endings.
 
-  Lines end with LF. A byte order mark at the start of the file and all CR characters are removed,
-  because TensorFlow also removes them when it streams the file.
+  Lines end with LF. A byte order mark at the start of the file and all CR characters are removed.
 
   Args:
     path: The file.

@@ -54,7 +54,7 @@ def text(report: Report) -> str:
   splits.append(["all", *(sum(row[column] for row in splits) for column in (1, 2, 3))])
 
   def below(path: str) -> str:
-    """Returns a path relative to the releases folder, so that the card does not depend on it."""
+    """Returns a path relative to the releases folder, because the card omits that folder."""
     return storage.absolute(path).removeprefix(os.path.join(storage.absolute(report.root), ""))
 
   sources = [

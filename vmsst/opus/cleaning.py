@@ -34,14 +34,15 @@ SCRIPT = "script"
 REASONS = (EMPTY, ENCODING, TOO_LONG, COPY, RATIO, SCRIPT)
 """Why `Cleaner` drops a pair, in the order of its checks.
 
-In this order: a text is blank; a text contains U+FFFD, which indicates a decoding error; a text is
-too long; the texts have the same `text_key`; one text is too long compared with the other; a text
-has too few letters in the scripts of its language.
+The reasons mean, in this order: a text is blank; a text contains U+FFFD, a sign of a decoding
+error; a text is too long; the texts have the same `text_key`; one text is too long compared with
+the other; a text has too few letters in the scripts of its language.
 """
 
 # Number of alphabetic characters that one character in each script corresponds to.
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
-# Characters by which a text may exceed the maximum ratio, as in "No." and "Certainly not.".
+# The longer text may exceed the maximum ratio by this many characters. This keeps short pairs, such
+# as "No." and "Certainly not.".
 _SLACK = 20
 
 # Unicode blocks of letters and combining marks, by script.
@@ -288,7 +289,7 @@ class EvaluationSentences:
   Attributes:
     names: Sorted names of the evaluation sets. A set may be empty.
     keys_K: `sentence_key` of each sentence, uint64, ascending.
-    sets_K: Bit mask for each sentence, uint64. Bit i is set if the set `names[i]` contains it.
+    sets_K: Bit mask for each sentence, uint64. Bit i is 1 if the sentence is in the set `names[i]`.
   """
 
   def __init__(self, names: Sequence[str], keys_K: np.ndarray, sets_K: np.ndarray):

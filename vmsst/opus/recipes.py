@@ -11,7 +11,7 @@ A recipe is a YAML file. The papers' recipes are in `recipe_files/`. Here is an 
       - {name: Europarl, version: v8}
       - {name: OpenSubtitles, cap: 2000000, caps: {en-tr: 500000}}
       - {name: Tatoeba, only_where_nothing_else: true}
-    targets: {de: 8000000}          # training pairs per language, with all pivots together
+    targets: {de: 8000000}          # training pairs per language, summed over all pivots
     validation: {share: 0.01, at_most: 500}
     cleaning: {max_ratio: 4.0}      # fields of cleaning.Cleaning
     seed: 0
@@ -92,8 +92,7 @@ class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
   """How many pairs to use for validation, for each corpus and language pair.
 
   Attributes:
-    share: Fraction of the pairs that remain after the caps are applied, rounded down to whole
-      pairs.
+    share: Fraction of the pairs to use, rounded down to whole pairs. Caps are applied first.
     at_most: Maximum number of pairs (default: no limit).
   """
 
@@ -119,7 +118,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
       as a single language.
     pivots: Use only language pairs with one of these languages; if empty, use all pairs.
     pairs: Language pairs to include; if empty, all pairs.
-    targets: Maximum number of training pairs for each language, with all pivots together.
+    targets: Maximum number of training pairs for each language, summed over all pivots.
     expected: Numbers of training pairs that a paper reports. The numbers are used only for
       comparison in the data card.
     validation: How many pairs to use for validation.
@@ -192,7 +191,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cut(NamedTuple):
-  """Rank bounds that select rows from a cell.
+  """Rank bounds that select rows from a cell (one corpus for one language pair).
 
   Attributes:
     train: Rows with ranks in [validation, train) are training rows.
@@ -251,7 +250,7 @@ def load(name_or_path: str | os.PathLike) -> Recipe:
 
 
 def language_codes(name_or_path: str | os.PathLike) -> list[str] | None:
-  """Returns a recipe's language codes, or None if the recipe includes all. Raises like `load`."""
+  """Returns a recipe's language codes, or None for all languages. Raises errors like `load`."""
   used = load(name_or_path).languages
   recipe_languages = (x for x in languages.LANGUAGES if readers.compact_code(x) in used)
   return readers.language_codes(recipe_languages) or None

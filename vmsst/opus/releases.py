@@ -114,7 +114,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
     if release.format == "zip":
       texts = _sides(archives.members(release.path), release.codes)
       items = formats.parse_moses([(str(text), archives.member_chunks(text)) for text in texts])
-    else:  # TSV columns are in file order. TMX texts are in the order of `pair`.
+    else:  # TSV columns are in the order of `codes`, TMX texts in the order of `pair`.
       items = formats.parse(release.format, [release.path], release.pair)
   except archives.DamagedError as error:
     yield Fault(release.path, str(error))

@@ -17,7 +17,7 @@ import numpy as np
 
 from vmsst import errors, languages
 
-_PHRASES = json.loads(  # Phrases by language. All languages list the same phrase names in order.
+_PHRASES = json.loads(  # By language. All languages have the same phrase names in the same order.
   pathlib.Path(__file__).with_name("phrases.json").read_text(encoding="utf-8")
 )
 LANGUAGES = tuple(_PHRASES)
@@ -219,7 +219,7 @@ def slots(meaning: int, split: str = "train") -> Meaning:
 
 
 def _choices(split: str) -> tuple[int, int, int]:
-  """Returns how many subjects, places and times each predicate combines with in a split."""
+  """Returns how many subjects, places and times occur with each predicate in a split."""
   return (
     len(_allowed_fillers(len(SUBJECTS), _SUBJECT_FOLDS, 0, split)),
     len(_allowed_fillers(len(PLACES), _PLACE_FOLDS, 0, split)),
@@ -229,7 +229,7 @@ def _choices(split: str) -> tuple[int, int, int]:
 
 @functools.cache
 def _allowed_fillers(count: int, folds: int, predicate: int, split: str) -> tuple[int, ...]:
-  """Returns the fillers, as indices below `count`, that a predicate combines with in a split."""
+  """Returns the indices (below `count`) of the fillers that occur with a predicate in a split."""
   errors.check_choice("split", split, SPLITS)
   held_out = split == "validation"
   return tuple(i for i in range(count) if ((i + predicate) % folds == 0) == held_out)
