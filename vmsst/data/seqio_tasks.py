@@ -22,8 +22,8 @@ from vmsst.languages import Language
 
 WEIGHTINGS = ("proportional", "uniform", "temperature")
 # The arguments of earlier `unique_name` calls, by kind. The dict is global, like SeqIO's
-# registries, because gin may call a function such as `files` several times, and calls with the same
-# arguments must return the same registered mixture.
+# registries, because gin may call a function such as `tasks.bitext.files` several times, and calls
+# with the same arguments must return the same registered mixture.
 _NAMES: dict[str, list[str]] = {}
 
 EXTRA_FEATURES = ("negatives", *TEACHER_SIDES)
@@ -338,7 +338,7 @@ def weight_power(weighting: str, temperature: float | None) -> float:
   """Returns the exponent that converts a language pair's size to its sampling weight.
 
   Args:
-    weighting: One of WEIGHTINGS; see `files`.
+    weighting: One of WEIGHTINGS; see `tasks.bitext.files`.
     temperature: The temperature. Required for the weighting "temperature", otherwise None.
 
   Raises:
@@ -349,7 +349,10 @@ def weight_power(weighting: str, temperature: float | None) -> float:
     return 1 / temperature
   valid = temperature is None and weighting != "temperature"
   errors.check(
-    valid, "temperature", temperature, "a positive number with 'temperature', otherwise None"
+    valid,
+    "temperature",
+    temperature,
+    "a positive number for the weighting 'temperature', otherwise None",
   )
   return 1.0 if weighting == "proportional" else 0.0
 

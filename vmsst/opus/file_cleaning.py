@@ -117,7 +117,7 @@ def drop_low_scores(
   min_margin: float | None = None,
   search: exact_search.Search = exact_search.search,
 ) -> dict[str, int]:
-  """Copies the lines whose pairs score high enough from one TSV file to another.
+  """Copies the lines with high-scoring pairs from one TSV file to another.
 
   The margin is the ratio margin with 4 neighbors among all sentences in the file (see
   `margins.margin_pairs`). Copies of a sentence count as a single neighbor.

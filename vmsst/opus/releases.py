@@ -7,7 +7,7 @@
 | `CORPUS/VERSION/tsv/de-en.tsv.gz` | OPUS; the first two columns are in the order of the codes |
 | `CORPUS_VERSION_moses_de-en.txt.zip` | flat file names from opustools, for all formats |
 
-The corpus folder may be named `OPUS-CORPUS`, as in OPUS's storage, and may be nested more deeply.
+The corpus folder may be at any depth, and may be named `OPUS-CORPUS`, as in OPUS's storage.
 If a code with a region (pt_BR) is not in the language table, the region is ignored. A script is
 never ignored.
 """
