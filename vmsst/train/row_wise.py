@@ -47,7 +47,7 @@ class RowWise(optimizers.OptimizerDef):
     return self._optimizer.init_state(params)
 
   def select(self, params: PyTree, batch: Any) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Returns the parameters with only the batch's rows, and a function that adds the row ids."""
+    """Returns the parameters with only the batch's token rows, and a function that adds row ids."""
     tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
     count = params[_MODULE][_TABLE].shape[0]
     # JAX needs a fixed number of ids, so the ids are padded with an id past the end of the table.
