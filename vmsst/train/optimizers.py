@@ -2,7 +2,8 @@
 
 As in T5X, an optax optimizer uses the learning rate in its own configuration. The trainer also has
 a learning-rate schedule, but with an optax optimizer, this schedule only determines the learning
-rate that is shown in the metrics. gin/runs/train.gin sets both to the macro SCHEDULE:
+rate that is shown in the metrics. gin/runs/train.gin sets the trainer's schedule to the macro
+SCHEDULE. To use the same schedule in an optax optimizer, write:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
