@@ -96,7 +96,7 @@ def finetune(
     dev_metric: Metric that selects the best checkpoint, named as in the report, such as
       accuracy/dev or ndcg@10/nq (default: the first metric of each set, averaged over all sets).
     objective: Training loss. contrastive: makes a text more similar to its positive than to the
-      other texts in the batch and all their hard negatives. similarity: makes the cosines of pairs
+      other texts and the hard negatives in the batch. similarity: makes the cosines of pairs
       follow the order of their scores (CoSENT). cosine_mse: fits the cosines to the scores.
       kl_divergence, margin_mse: match a cross-encoder's scores for each pair and its hard
       negatives. distillation: matches a teacher's vectors (Reimers and Gurevych 2020).
@@ -186,7 +186,7 @@ def finetune(
     encoder = loading.load(start)
   elif encoder.path is not None and encoder.prompt is None:
     start = encoder.path
-  else:  # No folder contains the trimmed encoder or changed prompt yet.
+  else:  # The trimmed encoder, or its changed prompt, is not saved yet.
     unsaved = encoder
   max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
@@ -196,7 +196,7 @@ def finetune(
   fields: dict[str, Any] = {"languages": languages, "roles": roles, "prompts": prompts}
   sets = open_sets(pairs, vocabulary, objective=objective, negatives=negatives, **fields)
   objectives = tuple({entry.settings.objective or objective: None for entry in sets})
-  # The sets with which the encoder learns from the teacher's vectors.
+  # The sets with an objective that uses the teacher's vectors.
   students = [entry for entry in sets if entry.settings.objective in _TAUGHT]
   if (teacher is not None) != bool(students):
     raise errors.InputError(
@@ -215,11 +215,11 @@ def finetune(
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
   # Report the loss of held-out pairs if the run can compute their objective.
   computable = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
-  if vectors is not None:  # The folder has no teacher vectors for held-out pairs.
+  if vectors is not None:  # These are vectors for the training pairs, not for held-out pairs.
     computable -= {*_TAUGHT}
   pair_sets = [entry for entry in held_out.values() if isinstance(entry, training_sets.OpenSet)]
   with_loss = [entry for entry in pair_sets if entry.settings.objective in computable]
-  # These options may change when a run is resumed, or the digests in `inputs` cover them.
+  # Options that may change when a run is resumed, and options that the digests in `inputs` cover.
   ignored = ("output", "steps", "patience", "slices", *inputs, *fields, "objective", "negatives")
   fixed_options = {name: value for name, value in options.items() if name not in ignored}
   with job.Job(folder, inputs=inputs, options=fixed_options) as run:
@@ -578,7 +578,8 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
   folder = os.path.abspath(os.path.expanduser(teacher))
   record = os.path.join(folder, manifest.NAME)
   description = os.path.join(folder, encoder_json.ENCODER_FILE)
-  if os.path.isfile(record) and not os.path.isfile(description):  # A run contains both.
+  # A training run contains both files. A folder with vectors contains only the record.
+  if os.path.isfile(record) and not os.path.isfile(description):
     return manifest.read(folder).inputs.get("encoder"), folder
   return encoding.identity(loading.load(teacher), teacher), None
 

@@ -143,7 +143,7 @@ def _start_worker(started: "Synchronized[int]", workers: int, gpus: int) -> None
 
   The worker exits without a message when it is interrupted, or when its parent exits.
   """
-  # Matrix multiplication libraries read these variables when they are loaded, after this call.
+  # Matrix multiplication libraries read these variables when a task loads the libraries.
   threads = str(max(1, (os.cpu_count() or 1) // workers))
   for name in _THREADS:
     os.environ.setdefault(name, threads)

@@ -186,7 +186,7 @@ def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Ite
     with contextlib.suppress(OSError):
       os.unlink(f"{work_folder}/{_LOCK}")
     lock.release()
-    with contextlib.suppress(OSError):  # The folders are not empty.
+    with contextlib.suppress(OSError):  # A folder that is not empty stays.
       os.rmdir(work_folder)
       if is_new:
         os.rmdir(output)
@@ -199,7 +199,7 @@ def clear(work_folder: str) -> None:
     return
   for name in storage.names(work_folder) - {_LOCK}:
     storage.remove(os.path.join(work_folder, name))
-  with contextlib.suppress(OSError):  # The lock is in the folder.
+  with contextlib.suppress(OSError):  # If the folder still contains the lock, it stays.
     os.rmdir(work_folder)
 
 
@@ -270,7 +270,7 @@ def new_folder(output: str | os.PathLike[str]) -> storage.Path:
 
 
 def check(inputs: Sequence[str], *, file: str | None = None, folder: str | None = None) -> None:
-  """Raises InputError if a command with these paths would overwrite an input or cannot write.
+  """Raises InputError if a command would overwrite an input or cannot write its output.
 
   An output overwrites an input if both are the same file or folder, or if the output is an existing
   file in an input folder.

@@ -80,7 +80,7 @@ class KeepBestAction(BaseAction):
     model_dir: The run's folder.
     metric: (task, metric) to watch.
     mode: "min" if lower values are better, "max" if higher values are better.
-    count: Number of checkpoints to keep, for example the `average` argument of `train`.
+    count: Number of checkpoints to keep, at least the `average` argument of `train`.
   """
 
   model_dir: str

@@ -71,15 +71,15 @@ def _layout(
 ) -> _Layout:
   """Returns a parameter's layout.
 
-  As in T5X, only the size of a matrix without batch axes determines whether its second moment is
-  factored. The roles of the axes ('row', 'column', 'batch' or 'none') only matter for parameters
-  with more than two axes or with a batch axis.
+  As in T5X, the roles of the axes ('row', 'column', 'batch' or 'none') only matter for parameters
+  with more than two axes or with a batch axis. For a matrix without a batch axis, only the size
+  determines whether the second moment is factored.
   """
   if len(shape) <= 2 and "batch" not in (roles or ()):
     averaged = tuple(range(len(shape)))
     if len(shape) != 2 or min(shape) < min_size:
       return _Layout(averaged)
-    row = int(shape[1] < shape[0])  # the shorter axis; the first axis if both are equal
+    row = int(shape[1] < shape[0])  # the shorter axis, or the first of two equal axes
     return _Layout(averaged, (row,), (1 - row,))
   if roles is None:
     raise InputError(
@@ -172,7 +172,7 @@ class Adafactor(OptimizerDef):
     weight_decay_rate: Fraction of a parameter to subtract at each step.
     min_dim_size_to_factor: A matrix is factored only if both axes have at least this size.
     epsilon1: Constant added to squared gradients.
-    epsilon2: Minimum root mean square by which the learning rate is scaled.
+    epsilon2: Minimum scale for `multiply_by_parameter_scale`.
     logical_factor_rules: Role of each logical axis: 'row', 'column', 'batch' or 'none'.
   """
 

@@ -133,7 +133,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
   for location in paths:
     path = epath.Path(storage.path(location))
     if cfg.mode == "specific" and loading.lacks_checkpoint(location):
-      checkpoints.append(epath.Path(location))  # This encoder has no T5X checkpoint.
+      checkpoints.append(epath.Path(location))  # an encoder without a T5X checkpoint
     elif cfg.mode == "specific":
       checkpoints.append(path if (path / "state").is_dir() else t5x.find_checkpoint(path))
     else:
@@ -217,7 +217,7 @@ def find_arrays(
       if match := re.fullmatch(pattern, name):
         unused.discard(pattern)
         saved_name = "" if replacement is None else match.expand(replacement)
-        is_needed |= bool(saved_name)  # Every array named in the map must exist.
+        is_needed |= bool(saved_name)  # The checkpoint must have every array named in the map.
         break
     source = None
     if saved_name.startswith("target/"):
@@ -306,7 +306,8 @@ def restore(
     array = source.make(arrays)
     if source.stacked or source.layer is not None:
       array = jax.device_put(array, model_shardings[name])
-    # Training donates the state, so each model array needs its own copy of a shared source.
+    # Training donates the state, so two model arrays that are read from the same saved array must
+    # not share a buffer.
     state[name] = jax.numpy.copy(array) if source.names[0] in used_names else array
     used_names.update(source.names)
   if missing and fallback is not None:

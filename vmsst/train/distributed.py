@@ -60,7 +60,7 @@ def join(
   on_cluster = (
     ("SLURM_STEP_NODELIST" in os.environ and os.environ.get("SLURM_NTASKS") != "1")
     or "OMPI_MCA_orte_hnp_uri" in os.environ  # Open MPI
-    # A TPU pod, for which importing JAX sets these variables.
+    # On a TPU host, importing JAX sets only the first of these variables.
     or ("TPU_ML_PLATFORM" in os.environ and "TPU_SKIP_MDS_QUERY" not in os.environ)
   )
   if count == 1 or not (requested or on_cluster):

@@ -49,7 +49,7 @@ def forget_data() -> None:
 
 
 def train_function(with_memory: bool) -> Callable[..., None]:
-  """Returns a replacement for the training function, which prints a report and then a JSON summary.
+  """Returns a function that replaces the training function and prints a report and a JSON summary.
 
   Args:
     with_memory: See `report`.

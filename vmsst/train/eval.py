@@ -100,7 +100,8 @@ class InferenceEvaluator:
     results = metrics.result() or {}
     if self._logs and jax.process_index() == 0:
       self._logs.upload()
-    if jax.process_count() > 1:  # Without a barrier, the next collective may time out.
+    # Computing metrics may take longer than the timeout of a collective, so wait at a barrier.
+    if jax.process_count() > 1:
       distributed.barrier()
     return results
 

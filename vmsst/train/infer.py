@@ -108,9 +108,9 @@ def infer(
   sums = storage.path(checkpoint) / t5x.CHECKSUMS
   digest = manifest.digest(sums.read_text()) if sums.is_file() else None
   inputs = {"checkpoint": {"name": os.fspath(checkpoint), "digest": digest}}
-  # Results also depend on the gin configuration, because it contains the decoding options. The text
-  # of the configuration imports `__main__` under one of several aliases. Gin may pick a different
-  # alias in each run, so replace the alias by `__main__`.
+  # An interrupted run resumes only with the same gin configuration, because the configuration
+  # contains the decoding options. The text of the configuration imports `__main__` under one of
+  # several aliases. Gin may pick a different alias in each run, so replace the alias by `__main__`.
   config = gin.config_str()
   for alias in re.findall(r"^import __main__ as (\w+)$", config, re.MULTILINE):
     config = re.sub(rf"\b{alias}\b", "__main__", config)

@@ -26,7 +26,7 @@ from vmsst.train import partitioning
 
 Batch = Mapping[str, np.ndarray]
 
-_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # lengths after trimming
+_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # possible lengths after trimming
 _LENGTH_MULTIPLE = 4
 _AHEAD = 2  # Number of batches to prefetch.
 _TOGETHER = 16  # The processes agree on the trimmed lengths of this many batches at a time.

@@ -2,7 +2,8 @@
 
 As in T5X, an optax optimizer uses the learning rate in its own configuration. The trainer also has
 a learning-rate schedule, but with an optax optimizer, this schedule only determines the learning
-rate that is shown in the metrics. gin/runs/train.gin sets both to the macro SCHEDULE:
+rate that is shown in the metrics. gin/runs/train.gin sets the trainer's schedule to the macro
+SCHEDULE. To use the same schedule in an optax optimizer, write:
 
   OPTIMIZER = @optimizers.chain()
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
@@ -170,21 +171,20 @@ def create_learning_rate_scheduler(
 ) -> Schedule:
   """Returns a function that takes a step and returns its learning rate, a float32 scalar.
 
-  With t = max(0, step - step_offset) and w = warmup_steps, the factors are:
+  With t = max(0, step - step_offset), w = warmup_steps and v = max(1, w), the factors are:
 
   * constant: base_learning_rate,
-  * linear_warmup: min(1, t / w); here, in the t / w of linear_decay, and in both rsqrt factors, w
-    is at least 1,
-  * linear_decay: base_learning_rate * min(t / w, 1 + decay_factor * (w - t)); this formula includes
+  * linear_warmup: min(1, t / v),
+  * linear_decay: base_learning_rate * min(t / v, 1 + decay_factor * (w - t)); this formula includes
     the constant and the warm-up, so do not combine it with other factors,
-  * rsqrt_decay: 1 / sqrt(max(t, w)),
-  * rsqrt_normalized_decay: sqrt(w / max(t, w)),
+  * rsqrt_decay: 1 / sqrt(max(t, v)),
+  * rsqrt_normalized_decay: sqrt(v / max(t, v)),
   * decay_every: decay_factor ** floor(t / steps_per_decay),
-  * cosine_decay: (1 + cos(pi * p)) / 2, where p in [0, 1) is the position in the current cycle,
-    (t - w) / steps_per_cycle.
+  * cosine_decay: (1 + cos(pi * p)) / 2, where p is the fractional part of
+    max(0, t - w) / steps_per_cycle.
 
-  The paper's lr(t) = 1e-3 * min(t / 4000, sqrt(4000 / t)) is `'constant * linear_warmup *
-  rsqrt_normalized_decay'` with a base learning rate of 1e-3 and 4000 warm-up steps.
+  The VMSST paper uses lr(t) = 1e-3 * min(t / 4000, sqrt(4000 / t)). This schedule is `'constant *
+  linear_warmup * rsqrt_normalized_decay'` with a base learning rate of 1e-3 and 4000 warm-up steps.
 
   Args:
     factors: Names of factors, separated by `*`.
@@ -210,8 +210,8 @@ def create_learning_rate_scheduler(
     return rate * (base_learning_rate * up_then_down)
 
   # Each function below multiplies the learning rate by one factor. The order of operations affects
-  # the last bit of the result. It is the same as in T5X, because both runtimes must produce
-  # identical results.
+  # the last bit of the result. Keep T5X's order, because both runtimes must produce identical
+  # results.
   apply_factor = {
     "constant": lambda rate, t: rate * base_learning_rate,
     "linear_warmup": lambda rate, t: rate * jnp.minimum(1.0, t / warmup),

@@ -199,7 +199,7 @@ class PjitPartitioner:
     out_axis_resources: Any,
     donate_argnums: int | Sequence[int] = (),
   ) -> PartitionedFunction:
-    """Returns `fn` jitted for the mesh. Resources are PartitionSpec trees, or None to replicate."""
+    """Returns `fn` jitted for the mesh. Axis resources are PartitionSpec trees; None replicates."""
     jitted = jax.jit(
       fn,
       in_shardings=self.shardings(in_axis_resources),
@@ -209,7 +209,7 @@ class PjitPartitioner:
     return PartitionedFunction(fn, jitted, self)
 
   def whole_to_devices(self, batch: Mapping[str, np.ndarray]) -> dict[str, jax.Array]:
-    """Returns the global batch (complete on every process), sharded over `data`."""
+    """Shards a batch over `data`. Every process must pass the complete global batch."""
     return {
       name: jax.make_array_from_callback(rows.shape, self.data_sharding, rows.__getitem__)
       for name, rows in batch.items()

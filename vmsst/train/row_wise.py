@@ -1,10 +1,11 @@
 """Updates only the rows of the token table that a batch uses.
 
-An AdamW step on a 250,000 x 256 token table reads and writes seven 256 MB arrays, although a batch
-uses only a few thousand rows of the table. `RowWise` gathers the rows that the batch uses from the
-table and from the optimizer's moments before the gradients are computed, and writes the updated
-rows back. The model sees only a small table with these rows. The full table and its moments are
-updated in place, and a step allocates no other array of the table's size.
+For a 250,000 x 256 token table, an AdamW step reads four arrays of 256 MB and writes three arrays
+of 256 MB, although a batch uses only a few thousand rows of the table. `RowWise` gathers the rows
+that the batch uses from the table and from the optimizer's moments before the gradients are
+computed, and writes the updated rows back. The model sees only a small table with these rows. The
+full table and its moments are updated in place, and a step allocates no other array of the table's
+size.
 
 The rows for tokens that are not in the batch have zero gradients. Therefore, the gradients and
 their norm are the same as with an optimizer that updates the whole table. The updates differ,
@@ -47,7 +48,7 @@ class RowWise(optimizers.OptimizerDef):
     return self._optimizer.init_state(params)
 
   def select(self, params: PyTree, batch: Any) -> tuple[PyTree, Callable[[PyTree], PyTree]]:
-    """Returns the parameters with only the batch's rows, and a function that adds the row ids."""
+    """Returns the parameters with only the batch's token rows, and a function that adds row ids."""
     tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
     count = params[_MODULE][_TABLE].shape[0]
     # JAX needs a fixed number of ids, so the ids are padded with an id past the end of the table.

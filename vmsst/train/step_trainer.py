@@ -17,10 +17,9 @@ from vmsst import errors
 class StepTrainer(trainer.Trainer):
   """Calls `model.loss_fn` and `eval_fn` with `step`, the number of updates so far.
 
-  The arguments are the same as for `Trainer`. This class does not compute metrics for individual
-  weights. It rejects microbatches because upstream T5X sums their gradients. If the loss is a mean
-  over examples, the sum of the gradients would be too large by a factor of the number of
-  microbatches.
+  The arguments are the same as for `Trainer`. Unlike upstream T5X's trainer, this class does not
+  compute metrics for individual weights. It rejects microbatches, because upstream T5X sums the
+  gradients of all microbatches. If the loss is a mean over examples, this sum is too large.
   """
 
   @functools.cached_property

@@ -106,9 +106,10 @@ def train(
   Raises:
     InputError: If the configuration or the data cannot be used, a checkpoint cannot be written, or
       `model_dir` contains checkpoints from a different encoder.
-    OSError: If another file cannot be written.
+    OSError: If a file other than a checkpoint cannot be written.
   """
-  if random_seed is None or use_hardware_rng:  # Fast, but results depend on the sharding.
+  if random_seed is None or use_hardware_rng:
+    # This random number generator is fast, but its numbers depend on the sharding.
     jax.config.update("jax_default_prng_impl", "unsafe_rbg")
   if random_seed is None:
     random_seed = int(multihost_utils.broadcast_one_to_all(np.int32(time.time())))
@@ -135,7 +136,7 @@ def train(
   shard = partitioner.data_shard(batch_size)
   log = summaries.EvaluationLog()
 
-  def converter(**options: Any) -> Any:  # Accessing this class imports seqio.
+  def converter(**options: Any) -> Any:  # Accessing FEATURE_CONVERTER_CLS imports seqio.
     return model.FEATURE_CONVERTER_CLS(**options)
 
   if get_dataset_fn is None:
@@ -164,7 +165,7 @@ def train(
       )
 
     # The train state: resumed from this run, read from `checkpoint_cfg.restore`, or new
-    spec = batches.element_spec  # describes only this process's rows
+    spec = batches.element_spec  # for this process's rows, not for the global batch
     initializer = train_state_lib.TrainStateInitializer(
       optimizer_def=model.optimizer_def,
       init_fn=model.get_initial_variables,
@@ -183,7 +184,8 @@ def train(
     elif restore is not None and restore.path not in (None, [], ()):
       start = checkpoints.find_checkpoint(restore)
       train_state = initializer.from_checkpoint(start, restore, init_rng)
-      data_state = input_pipeline.DataState(int(train_state.step), None)  # Read from the start.
+      # Read the data from the start.
+      data_state = input_pipeline.DataState(int(train_state.step), None)
     else:
       train_state, data_state = initializer.from_scratch(init_rng), None
     step = first_step = int(train_state.step)

@@ -40,7 +40,7 @@ def _with_leaves(reference: PyTree, state_dict: PyTree) -> PyTree:
 
 
 class TrainState(struct.PyTreeNode):
-  """The state of a training run, or of evaluation and inference if it has no optimizer.
+  """The state of a training run. For evaluation and inference, it has no optimizer.
 
   Attributes:
     step: Number of training steps so far.

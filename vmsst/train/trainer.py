@@ -264,7 +264,7 @@ class Trainer:
       total = _where(count == 0, metrics, merge_metrics(total, metrics))
       finite = jnp.asarray(True)
       if "loss" in metrics:
-        # Check sum and count, because their quotient is NaN for a batch without tokens.
+        # Check the loss's sum and count, because their quotient is NaN for a batch without tokens.
         leaves = jax.tree.leaves(metrics["loss"])
         finite = jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves]))
       return train_state, (count + 1, total), (metrics, finite)
