@@ -32,7 +32,7 @@ _BATCH_TOKENS = 1024
 # If sentences have more tokens than this, a batch contains fewer sentences, to save memory.
 _FULL_WIDTH = 64
 # A batch can end before it is full, so that shorter sentences get less padding. JAX compiles each
-# new shape, however, so a batch ends early only if this saves at least this many padding tokens.
+# new shape, however, so a batch ends early only if it saves at least this many padding tokens.
 _WORTHWHILE = 2048
 
 

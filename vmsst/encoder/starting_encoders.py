@@ -149,7 +149,7 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
   return _read(os.fspath(checkpoint), version)
 
 
-# Several settings in a gin file read the same encoder.
+# Cached, because several settings in a gin file read the same encoder.
 @functools.lru_cache(maxsize=4)
 def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
   del version  # part of the cache key: the files at a path can change between two runs
