@@ -224,9 +224,8 @@ def padded_batches(
 
   Sentences are ordered from longest to shortest. The width of a batch is the number of tokens in
   its longest sentence, rounded up to 1 or 1.5 times a power of two. If a batch is not full, its
-  number of rows (R) is also rounded up, but at most to the size of a full batch. If a sentence
-  fills at most half the width of a batch, the batch ends before this sentence, provided that this
-  saves enough padding.
+  number of rows (R) is also rounded up, but at most to the size of a full batch. A batch ends
+  early, before the first sentence that fills at most half the width, if this saves enough padding.
 
   Args:
     ids: Token ids for each sentence.

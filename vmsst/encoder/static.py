@@ -53,7 +53,7 @@ def distill_static(
   errors.as_integer("words", words, minimum=0)
   corpus = [] if texts is None else input_texts.as_list(texts)
   if (words or trim) and not corpus:
-    raise errors.InputError("words and trim require texts; pass texts")
+    raise errors.InputError("the options `words` and `trim` require texts; pass texts")
   if trim:
     encoder = encoder.trim(corpus)
   tokenizer = encoder.vocabulary

@@ -94,9 +94,9 @@ class Translator:
   ) -> list[str]:
     """Generates a sentence for each vector by greedy decoding, up to EOS.
 
-    If the network has a language latent, the latent is set to zero, which is the mean of its prior,
-    as in the translation terms of the training loss. Apart from rounding error, a generated
-    sentence does not depend on the other vectors.
+    If the network has a language latent, the latent is set to zero (the mean of its prior), as in
+    the translation terms of the training loss. Apart from rounding error, a generated sentence does
+    not depend on the other vectors.
 
     Args:
       vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
@@ -195,9 +195,9 @@ class Translator:
   ) -> Float[np.ndarray, "N 2"]:
     """Returns log p(target | source's vector) and log p(source | target's vector) for each pair.
 
-    These values are the translation terms of the training loss, with the mean of the semantic
-    latent as the sentence vector and zeros as the language latent. Translations score higher than
-    unrelated sentences.
+    These log-likelihoods are the translation terms of the training loss, with the mean of the
+    semantic latent as the sentence vector and zeros as the language latent. Translations score
+    higher than unrelated sentences.
 
     Args:
       sources: Strings.
