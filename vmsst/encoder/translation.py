@@ -74,7 +74,8 @@ class Translator:
   ) -> list[str]:
     """Returns one sentence in `language` for each input, generated from the input's vector.
 
-    The vector is the mean of the input's semantic latent. The other arguments are as in `generate`.
+    The vector of an input is the mean of the input's semantic latent. All arguments except
+    `sentences` are as in `generate`.
 
     Raises:
       TypeError: If an item is not a string. The message shows the item.

@@ -496,8 +496,8 @@ def write_modules(
     InputError: If transformers does not support the encoder. Nothing is written in this case.
   """
   network, assets = saved.network, saved.assets
-  # sentence-transformers treats a missing "query" or "document" prompt as empty, but this library
-  # uses a prompt with a similar name (such as "passage") or the default prompt. Write this prompt.
+  # sentence-transformers treats a missing "query" or "document" prompt as empty. This library uses
+  # the "passage", "corpus" or default prompt instead, so export that prompt under the missing name.
   vocabulary = assets.vocabulary
   prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
   prompts |= tokenizers.method_prompts(prefix, prompts)
