@@ -32,7 +32,7 @@ _BATCH_TOKENS = 1024
 # If sentences have more tokens than this, a batch contains fewer sentences, to save memory.
 _FULL_WIDTH = 64
 # A batch can end before it is full, so that shorter sentences get less padding. JAX compiles each
-# new shape, however, so a batch ends early only if this saves at least this many padding tokens.
+# new shape, however, so a batch ends early only if it saves at least this many padding tokens.
 _WORTHWHILE = 2048
 
 
@@ -224,9 +224,8 @@ def padded_batches(
 
   Sentences are ordered from longest to shortest. The width of a batch is the number of tokens in
   its longest sentence, rounded up to 1 or 1.5 times a power of two. If a batch is not full, its
-  number of rows (R) is also rounded up, but at most to the size of a full batch. If a sentence
-  fills at most half the width of a batch, the batch ends before this sentence, provided that this
-  saves enough padding.
+  number of rows (R) is also rounded up, but at most to the size of a full batch. A batch ends
+  early, before the first sentence that fills at most half the width, if this saves enough padding.
 
   Args:
     ids: Token ids for each sentence.

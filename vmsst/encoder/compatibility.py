@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Language = str | Sequence[str] | None
 Precision = Literal["float32", "int8", "uint8", "binary", "ubinary"]
 _LEVELS = 255
-# Order of the norm for each similarity that is a negative distance.
+# Similarities that are negative distances, with the order of the norm: L2 or L1.
 _NORMS = {"euclidean": 2, "manhattan": 1}
 
 
@@ -187,12 +187,12 @@ class Members:
 
   @property
   def model_card_data(self) -> Any:
-    """Minimal model card, which names the model for vector caches and ignores metrics."""
+    """A minimal model card: it contains the model's name for vector caches, and ignores metrics."""
     return types.SimpleNamespace(base_model=self.path, set_evaluation_metrics=lambda *_, **__: None)
 
   @functools.cached_property
   def tokenizer(self) -> Any:
-    """The tokenizer that `save` writes. `tokenizer` and `vocabulary` can assign different ids."""
+    """The tokenizer that `save` writes. Its ids can differ from the ids in `vocabulary`."""
     with errors.requires("sentence-transformers", "the tokenizer"):
       import transformers
     exported = tokenizers.export(self.vocabulary)

@@ -167,9 +167,9 @@ class Encoder(compatibility.Members):
   def trim(self, texts: Texts) -> "Encoder":
     """Returns a copy with a smaller token table, limited to the tokens that occur in the texts.
 
-    Most parameters in a multilingual encoder are token vectors. The vectors for `texts` stay the
-    same. The copy can still encode any other text, but splits that text into more and shorter
-    tokens.
+    Most parameters in a multilingual encoder are token vectors. The sentence vectors of `texts`
+    stay the same. The trimmed copy can still encode any other text, but splits that text into more
+    and shorter tokens.
 
     Args:
       texts: As in `encode`.

@@ -39,7 +39,8 @@ def encode(
   parameters = inspect.signature(encoder.encode).parameters
   options.setdefault("progress", False)
   supported = {name: value for name, value in options.items() if name in parameters}
-  if getattr(encoder, "prompt", None) is not None:  # This prompt applies to every text.
+  # A prompt set by `with_prompt` also applies to queries and documents.
+  if getattr(encoder, "prompt", None) is not None:
     method = "encode"
   compute = getattr(encoder, method, encoder.encode)
   vectors_ND = np.asarray(compute(list(texts), **supported), np.float32)
@@ -51,8 +52,8 @@ def encode(
 def identity(encoder: Any, name: str) -> dict[str, str]:
   """Returns an encoder's identity as a JSON object: `name`, and `digest` and `prompt` if set.
 
-  If stored results contain a different digest, a different encoder computed them; see
-  `vmsst.io.manifest`.
+  The identity is saved with results, so that a later run can tell whether the same encoder
+  computed them; see `vmsst.io.manifest`.
 
   Args:
     encoder: An object with `encode(texts)`. If the object has the attribute `digest`, as `Encoder`

@@ -8,8 +8,9 @@ For example, these lines in a gin file set the pooling and the normalization:
     starting_encoders.pooling.checkpoint = %INITIAL_CHECKPOINT_PATH
     starting_encoders.normalize.checkpoint = %INITIAL_CHECKPOINT_PATH
 
-Without these lines, a run that starts from LaBSE would use mean pooling instead of the first token,
-and a run that starts from E5 would not scale its vectors to length 1.
+Without `starting_encoders.pooling`, a run that starts from LaBSE would use mean pooling instead of
+the first token. Without `starting_encoders.normalize`, a run that starts from E5 would not scale
+its vectors to length 1.
 """
 
 import dataclasses
@@ -149,7 +150,7 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
   return _read(os.fspath(checkpoint), version)
 
 
-# Several settings in a gin file read the same encoder.
+# Cached, because several settings in a gin file read the same encoder.
 @functools.lru_cache(maxsize=4)
 def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
   del version  # part of the cache key: the files at a path can change between two runs

@@ -53,7 +53,7 @@ def distill_static(
   errors.as_integer("words", words, minimum=0)
   corpus = [] if texts is None else input_texts.as_list(texts)
   if (words or trim) and not corpus:
-    raise errors.InputError("words and trim require texts; pass texts")
+    raise errors.InputError("the options `words` and `trim` require texts; pass texts")
   if trim:
     encoder = encoder.trim(corpus)
   tokenizer = encoder.vocabulary
@@ -79,8 +79,8 @@ def distill_static(
     count_V = 1 / np.arange(2, len(ids) + 2)
   table_VS *= (_SIF / (_SIF + count_V / max(1, count_V.sum())))[:, None].astype(np.float32)
   if vocabulary.unk_id is not None:
-    # Some packages that load static encoders include unknown tokens in the mean of the token
-    # vectors. A zero vector makes the mean shorter, but does not change its direction.
+    # Some packages include unknown tokens in the mean of the token vectors. If the unknown token
+    # has a zero vector, the mean becomes shorter, but keeps its direction.
     table_VS[vocabulary.unk_id] = 0
   network = sentence_encoder.SentenceEncoder(
     static.StaticConfig(len(ids), dimensions), dimensions, head=False, normalize=True

@@ -74,8 +74,8 @@ class Translator:
   ) -> list[str]:
     """Returns one sentence in `language` for each input, generated from the input's vector.
 
-    The input's vector is the mean of its semantic latent. In the translation terms of the training
-    loss, this vector is also the decoder's only input. The other arguments are as in `generate`.
+    The vector of an input is the mean of the input's semantic latent. All arguments except
+    `sentences` are as in `generate`.
 
     Raises:
       TypeError: If an item is not a string. The message shows the item.
@@ -95,9 +95,9 @@ class Translator:
   ) -> list[str]:
     """Generates a sentence for each vector by greedy decoding, up to EOS.
 
-    If the network has a language latent, the latent is set to zero, which is the mean of its prior,
-    as in the translation terms of the training loss. Apart from rounding error, a generated
-    sentence does not depend on the other vectors.
+    If the network has a language latent, the latent is set to zero (the mean of its prior), as in
+    the translation terms of the training loss. Apart from rounding error, a generated sentence does
+    not depend on the other vectors.
 
     Args:
       vectors_NS: Semantic latents, as `encoder.encode` returns them (not normalized).
@@ -196,9 +196,9 @@ class Translator:
   ) -> Float[np.ndarray, "N 2"]:
     """Returns log p(target | source's vector) and log p(source | target's vector) for each pair.
 
-    These values are the translation terms of the training loss, with the mean of the semantic
-    latent as the sentence vector and zeros as the language latent. Translations score higher than
-    unrelated sentences.
+    These log-likelihoods are the translation terms of the training loss, with the mean of the
+    semantic latent as the sentence vector and zeros as the language latent. Translations score
+    higher than unrelated sentences.
 
     Args:
       sources: Strings.
@@ -289,11 +289,11 @@ def generate_tokens(
     return network.apply({"params": params, **options}, *arrays, method=method, mutable=["cache"])
 
   def product(vectors_BM: jax.Array, kernel_MV: jax.Array) -> jax.Array:
-    # As in the loss, factors are in the compute dtype and sums are in float32.
+    # As in the loss, multiply in the compute dtype and add in float32.
     factors = (x.astype(network.config.dtype) for x in (vectors_BM, kernel_MV))
     return jnp.matmul(*factors, preferred_element_type=jnp.float32)
 
-  # The sentence vector adds the same term to the logits of every token, so compute this term once.
+  # The sentence vector adds the same term to the logits at every step, so compute this term once.
   blank_B1D = jnp.zeros((len(sentence_BZ), 1, network.config.emb_dim), network.config.dtype)
   once, _ = apply(blank_B1D, sentence_BZ, method="project")
   sentence_part_BV = jnp.zeros(())
@@ -311,7 +311,7 @@ def generate_tokens(
     id_V = jnp.arange(logits_BV.shape[1])
     possible_V = (id_V != arrays.PAD_ID) & (id_V < pieces)
     logits_BV = jnp.where(possible_V, logits_BV, -jnp.inf)
-    # Avoid `jnp.argmax`, because on CPUs, XLA's argmax takes as long as the projection itself.
+    # Avoid `jnp.argmax`, because on CPUs, XLA's argmax takes as long as the vocabulary projection.
     best_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
     token_B = jnp.min(jnp.where(logits_BV < best_B1, logits_BV.shape[1], id_V), axis=1)
     token_B = jnp.where(state.ended_B, arrays.PAD_ID, token_B.astype(jnp.int32))

@@ -299,7 +299,7 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
     if prompts := described.pop("prompts"):
       described["prompts"] = dict(prompts)
     if not vocabulary.skips_unknown:
-      del described["skips_unknown"]  # Omitting the default keeps older digests valid.
+      del described["skips_unknown"]  # Omit the default, so that older digests stay valid.
     return described, TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return described, VOCABULARY_FILE, vocabulary.model_bytes

@@ -139,7 +139,7 @@ def _hub_errors(problem: str) -> Iterator[None]:
     raise
   except Exception as error:  # The exception classes differ between versions of the packages.
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-      error = error.__cause__  # The RuntimeError wraps the exception for a single file.
+      error = error.__cause__  # This RuntimeError only wraps the exception with the reason.
     reason = " ".join(str(error).split()) or type(error).__name__
     raise errors.InputError(
       f"{problem} {constants.ENDPOINT}: {reason}; for a private or gated model, {_LOG_IN}"

@@ -108,7 +108,7 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
     dictionary = dict(record["dictionary"] if is_lstm else {})
   except (KeyError, TypeError, ValueError) as error:
     raise errors.InputError(f"{path} is not a LASER encoder ({error!r}); see {_URL}") from None
-  # Training checkpoints also contain a decoder.
+  # Training checkpoints also contain a decoder, so select the encoder's weights.
   start = "encoder." if f"encoder.{_WORDS}.weight" in state else ""
   weights = {name.removeprefix(start): x for name, x in state.items() if name.startswith(start)}
   for name in _NO_PARAMETERS:
@@ -130,7 +130,8 @@ def convert(folder: pathlib.Path) -> encoder_json.Converted:
         table += [Row(f"lstm.{x}", shape, (x,)) for x, shape in zip(kinds, shapes, strict=True)]
   else:
     for number, line in enumerate(text_files.read_lines(str(_vocabulary_file(path, ".cvocab")))):
-      dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number  # Drop the count.
+      # Each line contains a piece and its count.
+      dictionary[line.rstrip().rpartition(" ")[0]] = len(_SPECIAL) + number
     if options.get("encoder_normalize_before"):
       dictionary.setdefault("<mask>", len(_SPECIAL) + len(dictionary))
     config, table = _transformer(path, options, len(_SPECIAL) + len(dictionary))
@@ -240,7 +241,7 @@ def _sentencepiece_model(
     dictionary: Fairseq ids by piece. The ids of special tokens are ignored.
     rows: Number of rows in the token table.
   """
-  # The module creates its classes at run time, so type checkers cannot see them.
+  # This protobuf module creates its classes at run time, so type checkers cannot see them.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model, kinds = proto.ModelProto(), proto.ModelProto.SentencePiece
   model.ParseFromString(path.read_bytes())

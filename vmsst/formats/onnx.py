@@ -193,7 +193,7 @@ class Graph:
       graph,
       producer_name="vmsst",
       opset_imports=operators,
-      # Use the oldest version that works, because more runtimes support older versions.
+      # Use the oldest IR version that works, because more runtimes support older versions.
       ir_version=helper.find_min_ir_version_for(operators),
     )
     return model, large

@@ -35,7 +35,7 @@ _OPTIONS_FILES = tuple(
   f"sentence_{name}_config.json"
   for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-# Required values of options.
+# The only supported value of each of these transformer options.
 _OPTIONS: dict[str, Any] = {
   "transformer_task": "feature-extraction",
   "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -63,12 +63,12 @@ _POOLING_FLAGS: dict[_Pool, str] = {
 _PACKAGE = "sentence_transformers.models"
 # Name of the default prompt, unless a named prompt has the same text.
 _PROMPT = "default"
-# transformers requires the framework in the metadata of a safetensors file.
+# transformers requires the framework's name in the metadata of a safetensors file.
 _METADATA = {"format": "pt"}
 
 
 _LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
-# Required values of layer options, because each layer must replace the pooled vector.
+# Required values of layer options. With these values, a layer replaces the pooled vector.
 _LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
 
 
@@ -220,7 +220,7 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
     if padding_id:
       table_VD = arrays[tensors.TOKEN_TABLE]
       if config.vocab_size > rows:
-        # Add rows up to the padding id. No text uses them.
+        # Add rows up to the padding id. No text uses these rows.
         unused_ND = np.zeros((config.vocab_size - rows, config.emb_dim), np.float32)
         table_VD = np.concatenate([table_VD, unused_ND])  # np.pad is ten times slower.
       table_VD[[0, padding_id]] = table_VD[[padding_id, 0]]
@@ -277,7 +277,7 @@ def _settings(folder: pathlib.Path) -> tuple[dict[str, Any], _Prompts]:
   """Returns the content of `config_sentence_transformers.json`, raw and parsed."""
   path = folder / PROMPTS_FILE
   record = transformers.read_object(path, if_missing={})
-  # null stands for the default.
+  # A null in the file stands for the default.
   values = {key: value for key, value in record.items() if value is not None}
   fixed = {"model_type": "SentenceTransformer", "truncate_dim": None}
   return record, transformers.check_config(path, values, _Prompts, fixed)
@@ -309,7 +309,8 @@ def _network(
     else:
       head.append(getattr(sentence_encoder, kind)())
   widths = [layer.features for layer in head if isinstance(layer, sentence_encoder.Dense)]
-  # A training run that starts from this encoder keeps the pooler but not the head.
+  # Import a first layer with tanh as the pooler, because a training run that starts from this
+  # encoder keeps the pooler but not the head.
   has_pooler = bool(widths) and head[0] == sentence_encoder.Dense(widths[0])
   normalize = head[-1:] == [sentence_encoder.Normalize()]
   network = sentence_encoder.SentenceEncoder(
@@ -495,8 +496,8 @@ def write_modules(
     InputError: If transformers does not support the encoder. Nothing is written in this case.
   """
   network, assets = saved.network, saved.assets
-  # sentence-transformers treats a missing "query" or "document" prompt as empty, but this library
-  # uses a prompt with a similar name (such as "passage") or the default prompt. Write this prompt.
+  # sentence-transformers treats a missing "query" or "document" prompt as empty. This library uses
+  # the "passage", "corpus" or default prompt instead, so export that prompt under the missing name.
   vocabulary = assets.vocabulary
   prefix, prompts = getattr(vocabulary, "prefix", ""), dict(getattr(vocabulary, "prompts", {}))
   prompts |= tokenizers.method_prompts(prefix, prompts)

@@ -44,7 +44,7 @@ BEST_FILE = "best.json"
 AVERAGE = "average"
 """Subfolder of a run for the average of its checkpoints. If it exists, `vmsst.load` opens it."""
 
-# Orbax writes this file first, and adds a time stamp to it at the end.
+# Orbax writes this file first, and adds a time stamp when the checkpoint is complete.
 _ORBAX_FILE = "_CHECKPOINT_METADATA"
 _CHECKPOINT = re.compile(r"checkpoint_(\d+)")
 
@@ -309,7 +309,8 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
       checksums.setdefault(folder, {})[name] = digest
     for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
-        continue  # Without this folder, a resumed run skips the batches it has already used.
+        # This folder may be missing. A resumed run then skips the batches it has already used.
+        continue
       files = set(storage.files_below(checkpoint / folder))
       for name, digest in checksums.get(folder, {}).items():
         if name not in files:

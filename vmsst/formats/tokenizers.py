@@ -413,7 +413,7 @@ def for_static_encoder(
       word = "".join(token.removeprefix(start) for token in tokens)
       if word not in vocab and len(added) < words:
         added[word] = ids
-    # New words get the ids after the model's tokens, so the added tokens move to higher ids.
+    # New words get the ids after the model's tokens. `added_tokens` with these ids get higher ids.
     count = len(model["vocab"])
     for token in record["added_tokens"]:
       token["id"] += len(added) * (token["id"] >= count)
@@ -448,7 +448,7 @@ def _words(
     for text in tokenizer.encode_batch(texts[row : row + _CHUNK]):
       rows = zip(text.word_ids, text.ids, text.tokens, strict=True)
       for _, group in itertools.groupby(rows, key=lambda x: x[0]):
-        # A group may contain a word and the punctuation after it.
+        # A group of tokens with the same word id can also contain punctuation after the word.
         word = [*itertools.takewhile(lambda x: is_of_letters(x[2]), group)]
         if len(word) > 1:
           _, ids, tokens = zip(*word, strict=True)
@@ -574,7 +574,7 @@ def read(
     return None, settings
   source, kind = settings_path, options.get("tokenizer_class")
   if model_type == "modernbert":
-    kind = _PLAIN  # transformers ignores the class named in the files.
+    kind = _PLAIN  # For ModernBERT, transformers ignores the class named in the files.
   elif not kind:
     source = folder / transformers.CONFIG_FILE
     kind = config.get("tokenizer_class") or _CLASS_OF.get(str(model_type))
@@ -835,7 +835,7 @@ def limits(assets: Any) -> list[str]:
       "Outside vmsst, texts must be split into words first: "
       "vmsst.data.word_splitting.split_words(texts, language)"
     )
-  # A static encoder returns zeros for a text without tokens.
+  # A static encoder raises no error: it returns zeros for a text without tokens.
   if vocabulary.eos_id is None and not isinstance(assets.network.config, StaticConfig):
     lines.append("Outside vmsst, a batch of only empty texts raises an error (no EOS token)")
   return lines
@@ -863,7 +863,7 @@ def _of_sentencepiece(
   vocabulary: vocabularies.SentencePieceVocabulary,
 ) -> tuple[Any, dict[int, str]]:
   """Converts a SentencePiece model to a tokenizer; also returns the special tokens by id."""
-  # The module creates its classes at run time, so type checkers cannot see them.
+  # This protobuf module creates its classes at run time, so type checkers cannot see them.
   proto: Any = importlib.import_module("sentencepiece.sentencepiece_model_pb2")
   model = proto.ModelProto()
   model.ParseFromString(vocabulary.model_bytes)

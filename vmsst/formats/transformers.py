@@ -379,7 +379,7 @@ class Architecture(msgspec.Struct, frozen=True, kw_only=True):
     Raises:
       InputError: If a value is invalid or not supported.
     """
-    # null stands for the default.
+    # A null in the file stands for the default.
     record = {key: value for key, value in record.items() if value is not None}
     options = check_config(path, record, self.options, {**_REQUIRED, **self.required})
     sizes = {
@@ -629,7 +629,8 @@ _GEMMA3 = Architecture(
   name="Gemma3TextModel",
   model_type="gemma3_text",
   options=_Gemma3Options,
-  required={"is_causal": True},  # False differs from use_bidirectional_attention.
+  # Bidirectional attention is supported only if `use_bidirectional_attention` is set.
+  required={"is_causal": True},
   attributes=lambda x: {
     **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
     "window": x.sliding_window // 2 + 1 if x.use_bidirectional_attention else x.sliding_window,
