@@ -38,7 +38,7 @@ def align(
       lines are to be split into sentences, otherwise None; and the options of
       `document_alignment.align`.
     marker: Line that separates the documents in a text file.
-    lists: Whether source and target list documents.
+    lists: Whether source and target contain paths of documents, one per line.
     engine: Where to align (default: in this process).
 
   Raises:

@@ -21,8 +21,8 @@ each text:
   the metrics from `summary_of_matrix` and the arrays `labels` and `error`. `error` is an error
   matrix [L, L] in percent, with one row per query version and one column per candidate version.
 * one result such as "path eng+deu+zho" for every version with several codes in its label. The
-  metrics are the mean distances, times 100, between the vectors of the versions from the original
-  to this version.
+  metrics are mean distances between vectors, times 100: from this version to its source (here
+  "eng+deu"), from this version to the original, and the sum along the path from the original.
 """
 
 import dataclasses
@@ -102,7 +102,7 @@ def _usable_task(
 
 
 def _code(label: str) -> str:
-  """Returns a version's language code, such as "pol" for eng+pol_a or "zho_Hans" for zho_Hans."""
+  """Returns the last code in a label, without a suffix such as "_a": "pol" for eng+pol_a."""
   step = label.rpartition("+")[2]
   try:
     languages.language(step)
