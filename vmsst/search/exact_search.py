@@ -308,8 +308,7 @@ def _better(
   """Returns the rows (and columns, unless `best_CK` is None) with better neighbors in this block.
 
   A neighbor is better if its score exceeds the lowest of the best scores so far. An equal score
-  does not count as better, because blocks are merged in order and earlier neighbors have lower row
-  numbers.
+  does not count as better, because ties go to the lower row and blocks are merged in order.
   """
   count = len(source_PD)
   score_BC = np.empty((count + -count % _GROUP, len(target_CD)), np.float32)

@@ -188,7 +188,7 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
     InputError: If this version of FAISS cannot read the file.
   """
   faiss = library()
-  # The memory map stays valid after the local copy is removed.
+  # The memory map stays valid after the local copy of the index file is removed.
   with (
     _faiss_errors(f"{os.fspath(path)}: this version of FAISS cannot read it"),
     storage.local_copy(path) as local,

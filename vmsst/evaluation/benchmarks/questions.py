@@ -152,7 +152,7 @@ def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Res
 def _averages(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool, *, note: str = ""
 ) -> suite.Numbers:
-  """Returns the accuracy on NQ and mean accuracies on MKQA over the languages in Table 12.
+  """Returns the accuracy on NQ, and mean accuracies on MKQA over `MKQA_LANGUAGES`.
 
   Args:
     results: The results.
