@@ -34,11 +34,10 @@ def align(
     out: Output file. If the source is a list or a folder, an output folder that gets one file per
       document pair.
     encoder: The encoder.
-    options: "format" (see `alignment_files.lines`); "split", which is a pair of language codes if
-      lines are to be split into sentences, otherwise None; and the options of
-      `document_alignment.align`.
+    options: "format" (see `alignment_files.lines`); "split", a pair of language codes for splitting
+      lines into sentences, or None for no splitting; and the options of `document_alignment.align`.
     marker: Line that separates the documents in a text file.
-    lists: Whether source and target list documents.
+    lists: Whether source and target contain paths of documents, one per line.
     engine: Where to align (default: in this process).
 
   Raises:

@@ -78,7 +78,7 @@ _ROLE = functools.partial(_number, "query or document", str, {"query", "document
 Role = Annotated[str, Argument("query|document", _ROLE)]  # the role of a text in a search
 InputFile = Annotated[str, Argument("FILE", role="input")]
 InputFolder = Annotated[str, Argument("FOLDER", role="data")]
-Vectors = Annotated[str, Argument("VECTORS", role="input")]  # from `vmsst embed`, or a .npy file
+Vectors = Annotated[str, Argument("VECTORS", role="input")]  # an embed folder or a .npy file
 OutputFile = Annotated[str, Argument("FILE", role="file")]
 OutputFolder = Annotated[str, Argument("FOLDER", role="folder")]
 Encoder = Annotated[str, Argument("ENCODER", role="input", help=_ENCODER)]

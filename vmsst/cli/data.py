@@ -321,7 +321,7 @@ def clean(
   rules = cleaning.Cleaning(max_characters, max_ratio, min_script_share)
   with job.Job(out, inputs=inputs, options={**options, "rules": rules}) as clean_job:
     if not clean_job.finished:
-      # With an encoder, the first step writes intermediate files.
+      # If an encoder scores the pairs next, the cleaned files are intermediate files.
       folder = f"{storage.UNFINISHED}/" if encoder else ""
       tasks = [job.Task(f"{folder}{pair}.tsv", (group,)) for pair, group in groups.items()]
       clean_group = functools.partial(file_cleaning.clean, sentences, rules=rules)

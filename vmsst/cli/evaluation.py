@@ -152,7 +152,7 @@ def format_table(results: "Results") -> str:
   rows = []
   for name, scores in results["benchmarks"].items():
     rows += [f"{name:23} {key:48}{value:8.2f}" for key, value in scores["summary"].items()]
-    for cut in scores.get("dimensions", [])[:-1]:  # The last item has the full width.
+    for cut in scores.get("dimensions", [])[:-1]:  # The last item is for full vectors.
       title = f"first {cut['dimension']}"
       rows += [f"{name:23} {f'{key}, {title}':48}{x:8.2f}" for key, x in cut["summary"].items()]
     if missing := scores["missing"]:

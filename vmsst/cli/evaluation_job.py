@@ -85,7 +85,7 @@ def evaluate(
   """Evaluates an encoder and writes results.json.
 
   A benchmark that an earlier call finished is evaluated again only if its data has changed or its
-  results lack one of the requested dimensions.
+  results lack one of the requested vector sizes.
 
   Args:
     benchmarks: The benchmarks.

@@ -216,7 +216,7 @@ def mine(
     )
   engine = workers.create()
   if gold:
-    bitext_mining.read_gold(gold)  # An error in the file is reported before the search.
+    bitext_mining.read_gold(gold)  # Report errors in the gold file before the search.
   if encoder:
     opener = encoding.open(encoder)
     for path, folder, language in zip(paths, folders, languages or (None, None), strict=True):
@@ -238,7 +238,8 @@ def mine(
     for folder, text in zip(index or (), texts, strict=False)
   ]
   inputs = dict(zip(("source", "target"), map(vector_jobs.describe, texts), strict=True))
-  # The other options do not affect the search, so its finished blocks are reused.
+  # Of the pair options, only `neighbors` affects the search. If another option changes, a rerun
+  # reuses the finished blocks of the search.
   options = {"neighbors": pairs.neighbors}
   with job.Job(out, inputs=inputs, options=options, is_folder=False) as mine_job:
     search = vector_jobs.resumable_search(mine_job, engine)
@@ -282,7 +283,7 @@ def align(
     format: tsv writes score TAB source TAB target. vecalign writes line numbers from 0, as in
       [3]:[3, 4]:0.81, with [] for sentences without a translation. tmx writes translation memories.
     marker: Line that separates the documents in a file.
-    lists: SOURCE and TARGET list documents, one path per line, and OUT is a folder.
+    lists: SOURCE and TARGET contain paths of documents, one per line, and OUT is a folder.
     split: Languages of both texts. If given, each line is split into sentences.
     max_size: Maximum number of sentences in an aligned pair, source and target together.
     deletion: Cost of a sentence without a translation. 0 is the cost of a typical translation, 1
@@ -391,7 +392,7 @@ def translate(
   from vmsst.encoder import loading
 
   with local_file(input) as path:
-    text_files.check_not_empty(path)  # `Command` checks files, but cannot read standard input.
+    text_files.check_not_empty(path)  # `Command` has checked a file, but not standard input.
     sentences = list(text_files.read_lines(path))
   translator = loading.load_translator(run)
   translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)

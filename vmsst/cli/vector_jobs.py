@@ -22,7 +22,7 @@ from vmsst.search.vector_store import EmbeddedText
 if TYPE_CHECKING:
   from vmsst.mining import bitext_mining
 
-_SPAN_LINES = 1 << 14  # An interruption loses at most one span per process.
+_SPAN_LINES = 1 << 14  # Lines per span. An interruption loses at most one span per process.
 _ARRAYS = ("forward_index", "forward_score", "backward_index", "backward_score")
 
 
@@ -202,7 +202,7 @@ def _search_block(
   k_target: int | None,
 ) -> None:
   forward, backward = find(source, target, k_source, k_target)
-  # Without k_target, the second direction is not needed, so its arrays are empty.
+  # If `k_target` is None, there are no neighbors of the targets, so store empty arrays.
   directions = forward, backward or exact_search.no_neighbors(0, 0)
   arrays = (
     x for neighbors in directions for x in (neighbors.index_NK.astype("i4"), neighbors.score_NK)
@@ -245,7 +245,7 @@ def search(
     queries: Text file, one query per line.
     corpus: The text to search.
     output: Output file, local or in an object store.
-    count: Number of lines per query, or all lines if the corpus is smaller. Must be small.
+    count: Maximum number of lines per query. Use a small number.
     language: Language code of the queries, for encoders that require it.
     index: Index of the vectors, for an approximate search in this process (default: exact search).
     engine: Where to embed and search (default: in this process).
@@ -286,7 +286,7 @@ def search(
         hits = text_search.hits(block, read_text)
         for query_hits, query in zip(hits, texts, strict=False):
           stream.write(f"{text_search.as_line(query, query_hits)}\n")
-      for _ in texts:  # At the end of the file, the reader raises an error if the file has changed.
+      for _ in texts:  # Read to the end, where the reader raises an error if the file has changed.
         pass
 
 
@@ -321,9 +321,9 @@ def score(
       scores: Callable[..., np.ndarray], *columns: Iterable[list[str]]
     ) -> Iterator[np.ndarray]:
       for number, window in enumerate(zip(*columns, strict=True)):
-        # The digest of the texts is not enough, because a file can change while it is read and have
-        # its old content again when the command resumes. So the window's content is part of the
-        # key.
+        # The key of a window's scores is the digest of the window. The digest of the files would
+        # not be enough, because a file can change while it is read and have its old content again
+        # when the command resumes.
         name, key = f"scores-{number:06d}.npy", manifest.digest(window)
         yield cached_array(score_job, name, key, functools.partial(scores, *window))
 

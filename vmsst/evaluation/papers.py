@@ -103,7 +103,7 @@ def for_result(benchmark: str, name: str, codes: Sequence[str], metric: str) -> 
     codes: Language codes of the result.
     metric: Name of the metric.
   """
-  if name.startswith("track4b."):  # The papers report only track 4a, with the same languages.
+  if name.startswith("track4b."):  # The papers' es-en numbers are for track 4a.
     return []
   domain = name.rpartition(" ")[0]
   joined = ("->" if "->" in name else "-").join(codes)
@@ -144,7 +144,7 @@ SCORE_COMPONENTS: dict[str, list[tuple[str, str]]] = {
   "NQ": [("questions", "nq")],
   "MKQA": [("questions", "mkqa")],
 }
-"""Components of the Score in section 6.2. Each is the mean of averages, as (benchmark, name)."""
+"""Components of the VMSST paper's Score. Each is the mean of averages, as (benchmark, name)."""
 
 
 def overall_score(results: Mapping[str, Any]) -> results_files.Numbers:

@@ -181,8 +181,8 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
   For each error matrix, additional rows show means. The row "de->*" shows the mean error over
   German queries, and the row "*->de" shows the mean error over German candidates. If there are
   several texts, the row "de" shows, for each text, the mean error over all cells with German
-  queries or German candidates, as in the paper's Table 5. All German versions of a text have equal
-  weight.
+  queries or German candidates, as in Table 5 of Chen and Avgustinova (2021). All German versions of
+  a text have equal weight.
   """
   texts = [result for result in results if result.arrays]
   errors_by_code: dict[str, dict[str, list[float]]] = {}

@@ -147,7 +147,7 @@ class Files:
     return total.hexdigest()
 
 
-# Results are cached because several benchmarks read the same files.
+# Checksums are cached because several benchmarks read the same files.
 @functools.cache
 def _checksum(path: storage.Path, version: object) -> str:
   del version  # The version is part of the cache key, so changed files are read again.

@@ -221,8 +221,9 @@ class Scorer(NamedTuple):
 
   Attributes:
     settings: JSON object with all settings that determine the scores, except texts and languages.
-    score: Function that takes sources, targets, their languages, and a callback for cut texts. It
-      returns one or more scores for each pair, [N, C]. The first column is the score to filter by.
+    score: Function that takes sources, targets, their languages, and a callback that receives the
+      counts of truncated texts. It returns one or more scores for each pair, [N, C]. The first
+      column is the score to filter by.
   """
 
   settings: dict[str, Any]

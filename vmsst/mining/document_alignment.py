@@ -93,7 +93,7 @@ def align(
       pair) to 1 (the mean cost of a random pair). With a lower value, more sentences remain
       unaligned.
     summed: Whether to sum the vectors of a group's sentences, instead of encoding the joined
-      sentences. Summing is less accurate, but encodes at most 1/`max_size` as much text.
+      sentences. Summing is less accurate, but encodes each sentence only once.
     languages: Language codes of source and target, for encoders that require them.
     batch_size: Texts per batch.
 
@@ -331,8 +331,8 @@ def _search(
       cost_BSW[:, number][is_valid_BW] = (a * b - (a - 1) * (b - 1) / 2) * distance_IJ[
         index_i[is_valid_BW], index_j[is_valid_BW]
       ] + _LENGTH_COST * (length_i - length_j) ** 2 / variance
-    # For each step to the window's first position on each antidiagonal, the position where the step
-    # starts, as a flat index in `total_AW`.
+    # For each antidiagonal and each kind of step: the position from which the step reaches the
+    # window's first position, as a flat index in `total_AW`.
     previous_BS = antidiagonal_B[:, None] - size_S
     column_BS = (
       pad + low_A[antidiagonal_B, None] - step_S2[:, 1] - low_A[np.maximum(previous_BS, 0)]

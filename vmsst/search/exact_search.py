@@ -24,11 +24,11 @@ BLOCK_ROWS = 1 << 14  # default number of rows that are in memory at once
 _SOURCE_ROWS = 1 << 13  # Sources held in memory while all targets are read.
 _TARGET_ROWS = 1 << 11  # Targets per read.
 _TASK_ROWS = 1 << 11  # Sources per thread task. This number affects rounding.
-_GROUP = 32  # Sources per group. Each target searches only the k groups with the best scores.
+_GROUP = 32  # Sources per group. For each target, only the k best groups are searched.
 _SEARCHING = threading.Lock()  # Lock held while BLAS is limited to one thread.
 # Maximum sources and maximum targets per block in `search_blocks`. Both are multiples of the number
-# of rows that a search reads at once. Sources are divided into at most 8 blocks of equal size, a
-# multiple of 8,192 rows, unless the blocks would then exceed the maximum.
+# of rows that a search reads at once. Sources are divided into at most 8 blocks, or into more if
+# the blocks would exceed the maximum. The size of a block is a multiple of 8,192 rows.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8
 
@@ -308,8 +308,7 @@ def _better(
   """Returns the rows (and columns, unless `best_CK` is None) with better neighbors in this block.
 
   A neighbor is better if its score exceeds the lowest of the best scores so far. An equal score
-  does not count as better, because blocks are merged in order and earlier neighbors have lower row
-  numbers.
+  does not count as better, because ties go to the lower row and blocks are merged in order.
   """
   count = len(source_PD)
   score_BC = np.empty((count + -count % _GROUP, len(target_CD)), np.float32)

@@ -42,7 +42,7 @@ _LEAST_PROBES = 32
 # Number of training vectors per k-means centroid (FAISS asks for at least 39 and uses at most 256),
 # and minimum number of training vectors in total.
 _PER_CENTROID, _AT_LEAST = 64, 1 << 16
-# Code training: rotation iterations, k-means iterations, and training vectors per code word.
+# Training of codes: rotation iterations, k-means iterations, and training vectors per code word.
 _ROTATION_ROUNDS, _CODE_ROUNDS, _PER_CODE = 8, 10, 64
 _QUERIES = 1 << 11  # Queries per FAISS call.
 _PIECE = 64  # Queries per thread task when candidates are compared.
@@ -188,7 +188,7 @@ def read(path: str | os.PathLike[str], *, mapped: bool = False) -> Any:
     InputError: If this version of FAISS cannot read the file.
   """
   faiss = library()
-  # The memory map stays valid after the local copy is removed.
+  # The memory map stays valid after the local copy of the index file is removed.
   with (
     _faiss_errors(f"{os.fspath(path)}: this version of FAISS cannot read it"),
     storage.local_copy(path) as local,
@@ -351,7 +351,7 @@ def _inverted_file(index: Any) -> Any:
 
 
 def _train_briefly(index: Any, ivf: Any) -> None:
-  """Shortens code training, which takes an hour on two cores with FAISS's defaults.
+  """Shortens the training of the codes. FAISS's defaults would take an hour on two cores.
 
   Longer training would give slightly better codes. This would hardly change the search results,
   because the codes only select candidates, which are then compared exactly.
@@ -365,12 +365,12 @@ def _train_briefly(index: Any, ivf: Any) -> None:
       transform.max_train_points = 256 * _PER_CODE
       codes = faiss.ProductQuantizer(transform.d_out, transform.M, 8)
       codes.cp.min_points_per_centroid = 1
-      codes.this.disown()  # FAISS keeps a pointer, so Python must not free the object.
+      codes.this.disown()  # FAISS keeps a pointer to `codes`, so Python must not free it.
       transform.pq = codes
   if ivf is not None:  # Prevent repeated warnings about few training vectors.
     ivf.cp.min_points_per_centroid = 1
   if isinstance(ivf, faiss.IndexIVFPQ):
-    ivf.do_polysemous_training = False  # Only polysemous search needs this step.
+    ivf.do_polysemous_training = False  # Polysemous search is not used.
     ivf.pq.cp.niter = _CODE_ROUNDS
     ivf.pq.cp.min_points_per_centroid = 1
     ivf.pq.cp.max_points_per_centroid = _PER_CODE

@@ -27,7 +27,7 @@ Pairs = np.recarray
 
 
 class F1(NamedTuple):
-  """Agreement between the pairs that score at least `threshold` and the gold pairs, from 0 to 1."""
+  """Agreement, from 0 to 1, between gold pairs and the pairs that score at least `threshold`."""
 
   f1: float
   precision: float
@@ -84,7 +84,7 @@ def margin_pairs(
     >>> sorted(zip(pairs.source_P.tolist(), pairs.target_P.tolist()))
     [(0, 3), (1, 2), (2, 1)]
   """
-  errors.check_choice("margin", margin, _MARGINS)  # before the long search
+  errors.check_choice("margin", margin, _MARGINS)  # Check before the long search.
   errors.check_choice("retrieval", retrieval, _AXES)
   nearest = exact_search.mutual_top_k(source_ND, target_MD, neighbors, search=search)
   best = best_neighbors(*nearest, margin)

@@ -21,8 +21,8 @@ each text:
   the metrics from `summary_of_matrix` and the arrays `labels` and `error`. `error` is an error
   matrix [L, L] in percent, with one row per query version and one column per candidate version.
 * one result such as "path eng+deu+zho" for every version with several codes in its label. The
-  metrics are the mean distances, times 100, between the vectors of the versions from the original
-  to this version.
+  metrics are mean distances between vectors, times 100: from this version to its source (here
+  "eng+deu"), from this version to the original, and the sum along the path from the original.
 """
 
 import dataclasses
@@ -49,14 +49,14 @@ TED_SENTENCES = 10_000
 
 
 def read_wmt2012(root: storage.Path) -> list[suite.Task]:
-  """Returns one task with the five languages in the paper's Table 1."""
+  """Returns one task with five languages, as in Table 1 of Chen and Avgustinova (2021)."""
   paths = [root / "wmt2012" / f"newstest2012.{code}" for code in WMT2012_CODES]
   paths_by_code = dict(zip(WMT2012_CODES, map(files.plain_or_gzipped, paths), strict=True))
   return [_task(ALL, files.by_label(paths_by_code))]
 
 
 def read_ted(root: storage.Path) -> list[suite.Task]:
-  """Returns one task with the 16 languages in the paper's Table 2.
+  """Returns one task with 16 languages, as in Table 2 of Chen and Avgustinova (2021).
 
   The task uses the first 10,000 usable rows in the training file of the TED talks. Rows with a
   missing column or a missing translation ("__NULL__") are skipped.
@@ -102,7 +102,7 @@ def _usable_task(
 
 
 def _code(label: str) -> str:
-  """Returns a version's language code, such as "pol" for eng+pol_a or "zho_Hans" for zho_Hans."""
+  """Returns the last code in a label, without a suffix such as "_a": "pol" for eng+pol_a."""
   step = label.rpartition("+")[2]
   try:
     languages.language(step)
@@ -200,10 +200,10 @@ def usable_rows(columns: Collection[Sequence[str]], *, max_words: int = 50) -> n
   """Returns the numbers of the rows to score in aligned texts, int64 [K].
 
   A row is skipped if, in any language, its text is empty, has more than `max_words` words, or
-  repeats the text of an earlier usable row. The limit on words replaces the paper's limit of 50
-  tokens. Words are separated by white space, so the limit has no effect in scripts without spaces.
-  Repeated texts are skipped because they have several correct translations. Texts that differ only
-  in white space count as repeated.
+  repeats the text of an earlier usable row. The limit on words replaces the limit of 50 tokens in
+  Chen and Avgustinova (2021). Words are separated by white space, so the limit has no effect in
+  scripts without spaces. Repeated texts are skipped because they have several correct translations.
+  Texts that differ only in white space count as repeated.
   """
   earlier: set[tuple[int, str]] = set()  # Column and text of each usable row.
   rows = []
@@ -242,8 +242,8 @@ def error_matrix(vectors: Sequence[np.ndarray]) -> np.ndarray:
 def mean_errors(error_LL: np.ndarray) -> np.ndarray:
   """Returns the mean error for the queries in each language, [L].
 
-  For the mean error by candidate language, pass the transposed matrix. The paper's tables show both
-  means, in an additional row and an additional column.
+  For the mean error by candidate language, pass the transposed matrix. The tables in Chen and
+  Avgustinova (2021) show both means.
   """
   return error_LL.sum(axis=1) / (len(error_LL) - 1)
 
@@ -252,9 +252,8 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
   """Returns the mean errors `within` and `between` groups; omits a mean if it covers no pairs.
 
   `group_L` contains the group of each row and column of the matrix. If the groups are languages,
-  `within` is the mean error between several translations into one language (Tables 4 and 6 of the
-  paper). If the groups are language families, the two means show the effect of language
-  relatedness.
+  `within` is the mean error between several translations into one language. If the groups are
+  language families, the two means show the effect of language relatedness.
   """
   same_LL = np.array([[x == y for y in group_L] for x in group_L])
   masks = {"within": same_LL & ~np.eye(len(group_L), dtype=bool), "between": ~same_LL}
@@ -262,12 +261,13 @@ def within_and_between(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> dic
 
 
 def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[float]:
-  """Returns how much the error differs between versions in one language (paper, Section 3.2.2).
+  """Returns how much the error differs between versions in one language.
 
   For example, three English translations have different retrieval errors if the German version is
   always the query. The spread is the highest of these errors minus the lowest. The returned list
   contains one spread for every combination of a language with several versions (here English), a
-  version in a different language (German), and a retrieval direction (German to English).
+  version in a different language (German), and a retrieval direction (German to English). See
+  section 3.2.2 of Chen and Avgustinova (2021).
   """
   spreads: list[float] = []
   for group in dict.fromkeys(group_L):
@@ -279,7 +279,7 @@ def version_spreads(error_LL: np.ndarray, group_L: Sequence[Hashable]) -> list[f
 
 
 def language_tree(error_LL: np.ndarray) -> np.ndarray:
-  """Clusters languages into a tree by average linkage, as in the paper's Section 3.2.1.
+  """Clusters languages into a tree by average linkage, as in Chen and Avgustinova (2021).
 
   The tree is returned as a SciPy linkage matrix, [L - 1, 4]. The distance between two languages is
   the mean retrieval error over both directions. The leaves are the languages, ordered so that

@@ -13,7 +13,7 @@ takes part in the search, but candidate pairs that contain it are dropped. Gold 
 it count as missed.
 
 The shared task published gold pairs for its training data, but not for its test data. Therefore,
-`BUCC` uses the training data, like the papers.
+`BUCC` uses the training data, as papers do.
 """
 
 import dataclasses

@@ -77,7 +77,7 @@ TATOEBA_GROUPS: dict[str, tuple[str, ...]] = {
   ">300k (43)": _without(_BELOW_300K),
   "<300k (15)": _BELOW_300K,
   "EMS unseen (54)": tuple(code for code in TATOEBA_LANGUAGES if code not in _EMS_SEEN),
-  # Table 3 of the soft contrastive paper averages over these pairs.
+  # The languages that Table 3 of the soft contrastive paper pairs with English.
   "en-fr en-ja en-ko en-ru": ("fra", "jpn", "kor", "rus"),
 }
 """Language groups over which papers average, by name."""
@@ -168,7 +168,7 @@ FLORES_GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
     "mUSE (182)": _codes("ar de es fr it ja ko nl pl pt ru th tr zh"),
     "<300k (240)": _codes("af gu hi hy jv ka kk mr my nb sw ta te tl ur yo"),
   },
-  # The soft contrastive paper uses this group in Tables 3 and 9.
+  # The languages in Tables 3 and 9 of the soft contrastive paper.
   "xsim": {"en fr ja ko ru": ("en", "fr", "ja", "ko", "ru")},
 }
 """Language groups by metric and name. Papers average over all ordered pairs in a group."""

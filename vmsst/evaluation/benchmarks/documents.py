@@ -168,7 +168,7 @@ def transfer_task(
       f"{name} needs English and at least one other language; add the missing files"
     )
   classes = sorted({label for split in splits.values() for label in split.train.labels})
-  text_sets = {}  # Keys are objects, so a set used for dev and test is embedded once.
+  text_sets = {}  # A set that is used for dev and test has one key, so it is embedded once.
   for code, split in splits.items():
     for data in (split.train, split.dev, split.test):
       text_sets[data] = suite.TextSet(code, data.texts, split=sentences if documents else None)

@@ -5,11 +5,11 @@ Each file is a separate benchmark with one result. The languages are read from t
 
 * for `sts`: `pearson` and `spearman`, the correlations between cosines and scores.
 * for `bitext`: `accuracy`, the accuracy of nearest-neighbor search by cosine, and `xsim`, the error
-  rate of the ratio margin among the k = 4 nearest neighbors. Metrics with `forward` in the name
-  search the targets for the translation of each source. Metrics with `backward` in the name search
-  the sources for the translation of each target. All other metrics are means over both directions.
-  If a text is on several lines, for example a question with several answers, all texts paired with
-  this text count as correct.
+  rate of the ratio margin among the k = 4 nearest neighbors. Metrics with `forward` in the name are
+  for retrieval of the targets, with the sources as queries. Metrics with `backward` in the name are
+  for retrieval of the sources. All other metrics are means over both directions. If a text is
+  on several lines, for example a question with several answers, all texts paired with this text
+  count as correct.
 * for `retrieval`: `accuracy`, `MRR@10`, `R@10` and `nDCG@10`. The candidates for each query are all
   distinct texts in the file. The encoder's query prompt is applied to queries, and its document
   prompt is applied to texts.

@@ -49,7 +49,7 @@ MKQA_LANGUAGES = (
   "nl", "no", "pl", "pt", "ru", "sv", "th", "tr", "vi", "zh_cn",
 )
 # fmt: on
-"""Languages in Table 12. The mean excludes MKQA's zh_hk and zh_tw."""
+"""Languages in Table 12 of the VMSST paper. The mean excludes MKQA's zh_hk and zh_tw."""
 
 _MKQA_SETS = tuple(f"mkqa {code}" for code in MKQA_LANGUAGES)
 
@@ -152,7 +152,7 @@ def _accuracies(sets: Sequence[Questions], *right: np.ndarray) -> list[suite.Res
 def _averages(
   results: Sequence[suite.Result], seen: suite.Seen, complete: bool, *, note: str = ""
 ) -> suite.Numbers:
-  """Returns the accuracy on NQ and mean accuracies on MKQA over the languages in Table 12.
+  """Returns the accuracy on NQ, and mean accuracies on MKQA over `MKQA_LANGUAGES`.
 
   Args:
     results: The results.
@@ -192,7 +192,8 @@ def _read(root: storage.Path, *, sample: int | None = None) -> list[suite.Task]:
     gold = [answers for x in sets for answers in x.gold]
     score = functools.partial(_accuracies, sets)
     return [KnowledgeSearch("knowledge base", text_sets, score, large=True, gold=gold, paths=paths)]
-  # PAQ is English and is sampled by shared words, so only English queries are useful.
+  # The sample depends on the words that queries share with questions in PAQ. PAQ is in English, so
+  # only English queries are useful.
   english = [x for x in sets if x.language == _KNOWLEDGE_LANGUAGE]
   queries = (pair for x in english or sets for pair in zip(x.texts, x.gold, strict=True))
   base = knowledge_sample(queries, paths, sample)
@@ -409,9 +410,9 @@ def knowledge_sample(
   """Returns a sample of a knowledge base, in file order.
 
   The sample consists of random questions and, for each query, up to `RIGHT_PER_QUERY` questions
-  with a correct answer. If more questions have a correct answer, those whose words are most similar
-  to the query's words (Jaccard similarity) are selected. The files are read once, and memory use
-  does not grow with their size. The same arguments and files always produce the same sample.
+  with a correct answer. If more questions have a correct answer, the questions with the highest
+  Jaccard similarity to the query's words are selected. The files are read once, and memory use does
+  not grow with their size. The same arguments and files always produce the same sample.
 
   Args:
     queries: Text and correct answers for each query, in the language of the knowledge base.
