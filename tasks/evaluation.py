@@ -146,8 +146,8 @@ def retrieval(
       rows_by_pair.setdefault(pair, []).extend(readers.read_pairs(file))
     return [_pair_task(*pair, rows) for pair, rows in rows_by_pair.items()]
 
-  # The name depends on the content of the files, not on their modification times. The names of the
-  # metrics must not change when a run is resumed, although `finetune` then rewrites its files.
+  # Identify the files by their content instead of their modification times. When `finetune` resumes
+  # a run, it rewrites its files, but the names of the task and its metrics must not change.
   key = (files, [input_files.sha256(path) for file in files for path in file.paths])
   return _register("retrieval", key, "test", load, vocabulary, max_length)
 

@@ -56,7 +56,7 @@ class T5Config:
     dropout_rate: Dropout probability; dropout is applied in the same places as in T5.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, norm statistics, softmaxes and
       pooling are always float32.
-    relpos_buckets: Number of relative-distance buckets; half of the buckets are for each direction.
+    relpos_buckets: Number of relative-distance buckets, half of them for each direction.
     relpos_max_distance: Distances of at least this value share the last bucket.
     remat: What the backward pass recomputes: nothing ("none"), everything except the weight matmuls
       ("minimal"), or each layer from its input ("full").

@@ -38,7 +38,7 @@ class Posteriors(NamedTuple):
 
 
 class Projection(NamedTuple):
-  """Arguments for `losses.vocabulary.weighted_nll` with the logits `hidden W_h + sentence W_s`.
+  """Arguments for `losses.vocabulary.weighted_nll`; the logits are `hidden W_h + sentence W_s`.
 
   `sentence_BZ` and its kernel are None if the logits depend only on the hidden states.
   """
@@ -50,7 +50,7 @@ class Projection(NamedTuple):
 
 
 class OutputKernel(nn.Module):
-  """The rows of the vocabulary projection that multiply one of its concatenated inputs.
+  """Part of the vocabulary projection: the rows that multiply one of its concatenated inputs.
 
   Attributes:
     rows: Number of rows in this kernel.
