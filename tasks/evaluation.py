@@ -271,7 +271,7 @@ def _read_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
 class VectorMetric(seqio.metrics.Metric):
   """A SeqIO metric that scores a task, given the vectors of its texts; used in `metric_objs`.
 
-  To a function in `metric_fns`, SeqIO would pass the vectors as Python lists, which take eight
+  For functions in `metric_fns`, SeqIO would convert the vectors to Python lists, which take eight
   times as much memory as arrays.
 
   Attributes:

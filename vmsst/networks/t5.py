@@ -234,8 +234,7 @@ def buckets_by_offset(*, buckets: int, max_distance: int) -> np.ndarray:
   """Returns the bucket for each offset from query to key, int32 [2 max_distance + 1].
 
   The first entry is for the offset -max_distance. For keys farther away than `max_distance`, use
-  the bucket at the nearer end of the array. For arguments and errors, see
-  `relative_position_buckets`.
+  the first or the last entry. For arguments and errors, see `relative_position_buckets`.
   """
   length = 2 * max_distance + 1
   return relative_position_buckets(length, buckets=buckets, max_distance=max_distance)[max_distance]
