@@ -30,8 +30,8 @@ COMMANDS = {
   "infer": ("infer", "infer", "write predictions, scores or embeddings of a task"),
 }
 
-# If a command makes no progress for this many minutes, it ends. Compiling a training step counts as
-# no progress, but takes less time.
+# Minutes without progress after which a command ends. Compiling a training step shows no progress,
+# but takes less time.
 _PATIENCE = 60.0
 
 _EPILOG = """\
@@ -120,7 +120,8 @@ def _restart_with_huge_pages() -> None:
   """
   if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
     sys.stdout.flush()
-    # Ctrl-C while Python starts would print a stack trace. `default_interrupt` unblocks it later.
+    # Block SIGINT, because Ctrl-C while Python starts would print a stack trace.
+    # `default_interrupt` unblocks SIGINT later.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     os.execve(
       sys.executable,
@@ -141,12 +142,12 @@ def _run(options: argparse.Namespace) -> None:
   flags.FLAGS.mark_as_parsed()  # Otherwise absl warns that flags are not parsed yet.
   logging.set_verbosity(logging.INFO if options.verbose else logging.WARNING)
   logging.set_stderrthreshold("info" if options.verbose else "warning")
-  if not options.verbose:  # SeqIO warns about feature lengths that the model requires.
+  if not options.verbose:  # hide SeqIO's warnings about feature lengths
     log = standard_logging.getLogger("absl")
     log.addFilter(lambda record: not record.getMessage().startswith("Given sequence lengths"))
   try:
     with contextlib.ExitStack() as stack:
-      gc.disable()  # The imports create a million objects, which take seconds to collect.
+      gc.disable()  # During the imports, garbage collection would take seconds.
       stack.callback(gc.enable)
       notes = contextlib.nullcontext() if options.verbose else _discarded_stderr()
       with requires("train", "t5x"), notes:
@@ -154,7 +155,7 @@ def _run(options: argparse.Namespace) -> None:
         import seqio
         import tensorflow as tf
 
-        tf.config.set_visible_devices([], "GPU")  # JAX needs the GPU memory.
+        tf.config.set_visible_devices([], "GPU")  # leaves the GPU memory to JAX
       from vmsst.train import gin_utils
 
       functions = {
@@ -201,8 +202,8 @@ def _run(options: argparse.Namespace) -> None:
       gc.enable()
       gin.get_configurable(functions[options.command])()
   except (InputError, TypeError, RuntimeError) as error:
-    # Remove the hints that gin appends to error messages. If a gin binding is missing, the message
-    # is about a missing argument.
+    # Remove the hints that gin appends to error messages. An argument is missing if no gin file or
+    # binding sets it.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()
     unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
     if options.verbose or not (unset or isinstance(error, InputError)):

@@ -206,7 +206,7 @@ def find(config: str, data_dir: str | None) -> tuple[str, epath.Path]:
   Raises:
     InputError: If the dataset does not exist.
   """
-  # SeqIO's loader applies the flag `t5x --tfds_data_dir`.
+  # `loader.data_dir` is the value of the flag `t5x --tfds_data_dir`, if this flag is set.
   loader = seqio.utils.LazyTfdsLoader(f"opus_bitext/{config}:1.0.0", data_dir=data_dir)
   root = epath.Path(loader.data_dir or tfds.core.constants.DATA_DIR).expanduser()
   folder = root / "opus_bitext" / config

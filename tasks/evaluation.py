@@ -146,8 +146,8 @@ def retrieval(
       rows_by_pair.setdefault(pair, []).extend(readers.read_pairs(file))
     return [_pair_task(*pair, rows) for pair, rows in rows_by_pair.items()]
 
-  # The name depends on the content of the files, not on their modification times. The names of the
-  # metrics must not change when a run is resumed, although `finetune` then rewrites its files.
+  # Identify the files by their content instead of their modification times. When `finetune` resumes
+  # a run, it rewrites its files, but the names of the task and its metrics must not change.
   key = (files, [input_files.sha256(path) for file in files for path in file.paths])
   return _register("retrieval", key, "test", load, vocabulary, max_length)
 
@@ -271,7 +271,7 @@ def _read_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
 class VectorMetric(seqio.metrics.Metric):
   """A SeqIO metric that scores a task, given the vectors of its texts; used in `metric_objs`.
 
-  To a function in `metric_fns`, SeqIO would pass the vectors as Python lists, which take eight
+  For functions in `metric_fns`, SeqIO would convert the vectors to Python lists, which take eight
   times as much memory as arrays.
 
   Attributes:

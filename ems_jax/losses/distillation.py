@@ -45,7 +45,7 @@ def _squared_error(x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Floa
 
 
 class Labels(NamedTuple):
-  """Target distributions: the weight of pair j as the answer to pair i.
+  """Target distributions: for each query, the weight of every pair as its answer.
 
   Attributes:
     row_BB: Weights if rows (sources) are the queries.

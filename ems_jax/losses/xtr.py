@@ -12,10 +12,10 @@ exact.
 
 Because only a few tokens have a nonzero probability, a target distribution is stored as a list of
 tokens with their shares of the probability. If a token occurs twice, its shares add up. The paper
-divides by the sentence length without defining it; this module counts all tokens, including unknown
-tokens, but not padding. EMS's vocabulary has neither BOS nor EOS. If a vocabulary has such tokens
-(<s> and </s>, [CLS] and [SEP]), `special_ids` excludes them, because they carry no information
-about the sentence.
+divides by the sentence length without defining it. As the length, this module counts all tokens,
+including unknown tokens, but not padding. EMS's vocabulary has neither BOS nor EOS. If a vocabulary
+has such tokens (<s> and </s>, [CLS] and [SEP]), `special_ids` excludes them, because they carry no
+information about the sentence.
 
 Axes: `E` width of the vocabulary projection's input, `C` sentences per chunk, `N` chunks.
 
@@ -254,7 +254,7 @@ def _values_and_gradients(
   def gradients(chunk: tuple[Any, ...]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
     hidden_CE, weights_C, targets = chunk
     scored = _score(plan, hidden_CE, kernel_EV, targets)
-    # This gradient is (mass * softmax - target) * total / mass. `scale_C1` contains the remaining
+    # `gradient_CV` is (mass * softmax - target) * total / mass. `scale_C1` contains the remaining
     # factors, which are applied later, to smaller arrays.
     mass_C = jnp.sum(targets.share_BT, axis=1)
     unit_C1 = (scored.total_C / jnp.where(mass_C > 0, mass_C, 1.0))[:, None]

@@ -49,8 +49,8 @@ class LaserModel(base.BitextModel):
     - sum_t log p(y_t | y_<t, l_y, u(x)) / number of tokens
 
   u(x) is the maximum of the encoder's hidden states over the sentence x, and l_y is the language of
-  its translation y. Each side of a pair whose language is one of `target_languages` is predicted
-  from the other side. A pair with two such sides is therefore used in both directions, and a pair
+  its translation y. Each side in one of the `target_languages` is predicted from the other side
+  of its pair. A pair with two such sides is therefore used in both directions, and a pair
   without such a side is ignored. The metric `translations_per_example` is the mean number of
   translations per pair.
 

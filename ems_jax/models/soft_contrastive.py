@@ -25,9 +25,9 @@ class SoftContrastiveModel(distillation.StudentModel):
   """Trains cross-lingual similarities to match a teacher's similarities.
 
   The loss of a batch is L_cross (equation 2), or lambda L_cross + L_mono (equations 6 and 7).
-  L_cross compares the student's similarities between sources and targets with labels, and L_mono
-  compares its similarities among sources and among targets with the same labels. Labels are
-  computed from the teacher's similarities between anchors ("priority", equation 4) or from the
+  L_cross compares labels with the student's similarities between sources and targets. L_mono
+  compares the same labels with the student's similarities among sources and among targets. Labels
+  are computed from the teacher's similarities between anchors ("priority", equation 4) or from the
   teacher's similarities averaged over both sides ("average", equation 5). "hard" labels (equation
   3) do not use a teacher. Student and teacher similarities are cosines divided by the same
   temperature.

@@ -1,6 +1,6 @@
 #!/bin/bash
 # Trains on a preemptible Cloud TPU and requests a new TPU after each preemption: bash tpu.sh. Run
-# this script on a machine with gcloud. It ends when the training ends. Change the marked lines.
+# this script on a machine with gcloud. The script ends when training ends. Change the marked lines.
 set -u
 name=vmsst                                                  # change
 zone=us-central2-b                                          # change
@@ -9,10 +9,10 @@ version=tpu-ubuntu2204-base                                 # change
 failures=3 # consecutive failures on a running TPU after which to give up
 pause=30   # seconds
 
-# All workers of the TPU run the script in $worker, which holds a lock while it trains. If the
-# connection broke, the script from the old connection can still be running. The new script then
-# sends SIGTERM to the old one and waits up to ten minutes, so that the old one can write a
-# checkpoint. After SIGTERM, the exit status of the script is 75.
+# All workers of the TPU run the script in $worker. It holds a lock while it trains. If the SSH
+# connection breaks, the script may keep running. When the script starts again, it sends SIGTERM to
+# the old copy and waits up to ten minutes, so that the old copy can write a checkpoint. After
+# SIGTERM, the exit status of the script is 75.
 worker=$(
   cat <<'END'
 pip install -q "vmsst[train,tpu,gcs]" || exit

@@ -1,6 +1,7 @@
 """Published accelerator specifications, and JAX's compilation cache on disk.
 
-Some default settings depend on the specifications. JAX is imported only when a function needs it.
+Some defaults, such as chunk sizes, depend on the device's memory and bandwidth. This module imports
+JAX only when a function needs it.
 """
 
 import dataclasses
@@ -34,7 +35,7 @@ class Device:
   bandwidth: float
 
 
-# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. The first matching entry is used.
+# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. The first matching chip counts.
 DEVICES = (
   Device("TPU v4", ("TPU v4",), 275e12, 32 * 2**30, 1200e9),
   Device("TPU v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16e9, 819e9),
@@ -95,7 +96,7 @@ def enable_compilation_cache() -> None:
   options: dict[str, Any] = {
     "jax_compilation_cache_dir": str(folder),
     "jax_compilation_cache_max_size": 1 << 30,
-    "jax_persistent_cache_min_compile_time_secs": 0,  # many small programs add up
+    "jax_persistent_cache_min_compile_time_secs": 0,  # cache fast compilations too
   }
   for name, value in options.items():
     os.environ.setdefault(name.upper(), str(value))
@@ -104,4 +105,5 @@ def enable_compilation_cache() -> None:
   if jax:
     from jax.experimental.compilation_cache import compilation_cache
 
-    compilation_cache.reset_cache()  # JAX checks for a cache only once, at the first compilation.
+    # JAX looks for a cache only at its first compilation. Make it look again.
+    compilation_cache.reset_cache()

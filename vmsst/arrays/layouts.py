@@ -1,10 +1,10 @@
 """Array layouts: sharding over a mesh by logical axis names, and memory layouts for gradients.
 
-The gradient of a kernel is a sum over the rows of two matrices, that is, a matmul with a transposed
-operand. XLA's CPU backend multiplies transposed matrices at 0.4 to 0.7 times the usual speed. An
-explicit transpose does not help, because XLA fuses the transpose into the matmul that follows.
-`linear` and `product_of_rows` therefore transpose the smaller matrix behind an optimization
-barrier, which prevents the fusion. Other backends read either layout at the same speed.
+The gradient of the kernel in `x @ kernel` is `x.T @ gradient`, a matmul with a transposed operand.
+XLA's CPU backend multiplies transposed matrices at 0.4 to 0.7 times the usual speed. An explicit
+transpose does not help, because XLA fuses the transpose into the matmul that follows. `linear` and
+`product_of_rows` therefore transpose the smaller matrix behind an optimization barrier, which
+prevents the fusion. Other backends read either layout at the same speed.
 """
 
 import math

@@ -6,10 +6,10 @@ This module splits W into two kernels, so that the product with z is computed on
 
   [z; h] W = h W_h + z W_s
 
-Logits over a large vocabulary take too much memory to keep for the backward pass. The loss is a
-weighted sum over tokens. Its weights are known in advance, so the forward pass can compute the
-gradients as well, for one chunk of sentences at a time. The backward pass only scales these
-gradients. At any time, logits exist for only a few sentences. The results are exact.
+Logits over a large vocabulary take too much memory to keep for the backward pass. Therefore, the
+forward pass computes the gradients as well, for one chunk of sentences at a time, and the backward
+pass only scales these gradients. At any time, logits exist for only a few sentences. The results
+are exact, because the loss is a weighted sum over tokens with weights that are known in advance.
 
 Axes: `C` sentences per chunk, `N` chunks, `X` either the two axes `N C` or one merged axis (see
 `_Plan.rows`), `R` shards of the batch, `M` tokens per chunk, `c` sentences per chunk on one shard.
@@ -180,9 +180,9 @@ def scale_gradients(
 ) -> tuple[Inputs, None]:
   """Backward pass for functions of (plan, inputs, targets); scales the forward pass's gradients.
 
-  Such a function returns a sum and auxiliary outputs. Its forward pass has already computed the
-  gradients of the sum, so the backward pass only multiplies these gradients by the gradient of the
-  final loss with respect to the sum. The auxiliary outputs have no gradient.
+  The forward pass returns a sum and auxiliary outputs, and has already computed the gradients of
+  the sum. The backward pass only multiplies these gradients by the gradient of the final loss with
+  respect to the sum. The auxiliary outputs have no gradient.
   """
   del plan
   return jax.tree.map(lambda x: (cotangents[0] * x).astype(x.dtype), gradients), None
@@ -305,7 +305,7 @@ def _logits(
   logits_MV = plan.matmul(hidden_CTD.reshape(-1, hidden_CTD.shape[-1]), kernel_DV)
   if sentence_NCV is not None:
     sentence_CV = jax.lax.dynamic_index_in_dim(sentence_NCV, i, keepdims=False)
-    # Add in 3-D, because XLA would store all rows of repeated 2-D logits.
+    # Add in 3-D, because in 2-D, XLA would store a copy of each sentence's logits for every token.
     logits_CTV = logits_MV.reshape(*hidden_CTD.shape[:2], -1) + sentence_CV[:, None]
     logits_MV = logits_CTV.reshape(logits_MV.shape)
   return plan.constrain(logits_MV, ("batch", "vocab"))

@@ -127,8 +127,8 @@ class BitextModel(abc.ABC):
   ) -> tuple[Int[Array, "B T"], dict[str, Float[Array, "B S"]]]:
     """Returns the input tokens, from which T5X decodes the text, and {"embedding": vectors}.
 
-    T5X's inference script calls this method, because it can then write vectors without converting
-    them to Python floats.
+    With this method, T5X's inference script can write vectors without converting them to Python
+    floats.
     """
     return batch["inputs"], {"embedding": self.score_batch(params, batch)}
 

@@ -100,7 +100,7 @@ class InBatchNegativesModel(base.BitextModel):
 
     Metrics: see `accuracy_metrics`. If the batch contains hard negatives, there are two more
     metrics: accuracy/negatives (0 to 1, the fraction of hard negatives that score below the target)
-    and negatives_per_example.
+    and negatives_per_example (usable hard negatives per pair).
 
     Args:
       vector_B2S: Vectors of both sides of each pair.

@@ -45,7 +45,7 @@ def mean_loss(
 ) -> tuple[Float[Array, "..."], base.Metrics]:
   """Returns the mean loss over the full vectors and the vectors truncated to each size in `dims`.
 
-  To truncate a vector, its last dimensions are set to zero, so that they do not affect dot products
+  Truncation sets the last dimensions of a vector to zero, so that they do not affect dot products
   or cosines.
 
   Args:

@@ -15,8 +15,8 @@ from vmsst.networks import sentence_encoder
 class ObjectivesModel(base.BitextModel):
   """Trains one encoder with several losses.
 
-  Each batch contains one feature whose name is `objective/NAME`; the model `models[NAME]` computes
-  the loss of this batch. A separate training step is compiled for each objective.
+  Each batch contains one feature named `objective/NAME`; the model `models[NAME]` computes the loss
+  of this batch. A separate training step is compiled for each objective.
 
   Attributes:
     models: Models, keyed by objective name; all models must share the same encoder and vocabulary.

@@ -131,7 +131,7 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
   ) -> tuple[Float[Array, "B"], base.Metrics]:
     """Returns the loss of each pair, and metrics, including loss/distillation and loss/contrastive.
 
-    For the arguments and the other metrics, see `ContrastiveModel`.
+    For the arguments and the other metrics, see `InBatchNegativesModel.loss_of_scores`.
     """
     contrastive_B, metrics = super().loss_of_scores(score_BB, negative_BBK, same_BB, batch)
     if negative_BBK is None or "scores" not in batch:

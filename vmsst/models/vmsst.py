@@ -19,7 +19,7 @@ from vmsst.losses import gaussian
 from vmsst.models import base, bitranslation, contrastive, gradient_caching
 from vmsst.networks import sentence_encoder, vmsst
 
-# A latent whose mutual information with the text is below this value, in nats, has collapsed.
+# A latent has collapsed if its mutual information with the text is below this value, in nats.
 COLLAPSED_BELOW = 0.1
 # Names of the latents in metrics.
 LATENTS = ("semantic", "input_language", "target_language")
@@ -321,8 +321,7 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
   """CONTRASTIVE with VMSST as a second task; the loss is contrastive + vmsst_weight * VMSST.
 
   The contrastive loss compares the semantic means of the sentences in a batch. Gradient caching
-  divides the batch into slices. It covers both tasks, so only one slice is encoded and decoded at a
-  time.
+  covers both tasks, so only one slice of the batch is encoded and decoded at a time.
 
   Attributes:
     vmsst_weight: Weight of the VMSST loss. Within this loss, the weight of the ELBO is

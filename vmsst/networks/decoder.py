@@ -21,7 +21,7 @@ from vmsst.networks import dropout, t5
 
 
 def slice_initializer(rows: int, fan_in: int) -> Any:
-  """Returns an initializer for `rows` of the `fan_in` rows in a kernel."""
+  """Returns an initializer for a slice of a kernel: `rows` of its `fan_in` rows."""
   return nn.initializers.variance_scaling(rows / fan_in, "fan_in", "truncated_normal")
 
 

@@ -5,9 +5,9 @@ time contains only the recurrent matmul, for both directions at once. In the bac
 collects the gradients of the gates, and a single matmul after the loop computes the gradient of the
 recurrent kernel.
 
-Axes in addition to those that the whole library uses: `E` width of token embeddings, `R` reading
-directions, `C` width of an LSTM state, `Q` = 4 C for the four gates of a layer (input, forget,
-cell, output). Inside the networks, time is the first axis.
+Axes: `E` width of token embeddings, `R` reading directions, `C` width of an LSTM state, `Q` = 4 C
+for the four gates of a layer (input, forget, cell, output). Inside the networks, time is the first
+axis.
 
 References: Artetxe and Schwenk 2019 (LASER), with details from LASER's released training code.
 """
@@ -237,8 +237,8 @@ class BiLstmLayer(nn.Module):
   ) -> Float[Array, "T B M"]:
     """Returns [forward; backward] states of width M = 2 C; states at padding are zeros."""
     width = self.config.hidden_dim
-    # Call the axis of the gates "kv", because T5X's rules replicate this axis. If the gates were
-    # sharded over devices, the loop would have to gather them at every step.
+    # Call the axis of the gates "kv", because T5X's rules replicate "kv". If the gates were sharded
+    # over devices, the loop would have to gather them at every step.
     input_kernel = _parameter(
       self.config, "input_kernel", (x_TBD.shape[-1], 8 * width), ("embed", "kv")
     )

@@ -107,12 +107,12 @@ Layer = Dense | LayerNorm | Dropout | Normalize
 
 
 class SentenceEncoder(nn.Module):
-  """Maps token ids to sentence vectors, the means of the semantic latent (VMSST paper, section 5).
+  """Maps token ids to sentence vectors (in VMSST, the means of the semantic latent).
 
   If `head` is False, the sentence vectors are the pooled hidden states, as in EMS. Imported
   encoders use the pooling with which they were trained.
 
-  Inference can load this network from any larger model whose top-level parameters include
+  Inference can load this network from any larger model with the top-level parameters
   `token_embedder`, `encoder` and `mean`.
 
   Attributes:
@@ -201,8 +201,8 @@ class SentenceEncoder(nn.Module):
       elif isinstance(layer, Dropout):
         vector_BS = getattr(self, name)(vector_BS, deterministic=deterministic)
       else:
-        # Limit the divisor from below instead of adding an epsilon to it, so that only vectors of
-        # tiny length are not scaled to length 1. Zeros stay zeros.
+        # Limit the divisor from below instead of adding an epsilon to it, so that all but tiny
+        # vectors get length 1. Zeros stay zeros.
         square_B1 = jnp.sum(jnp.square(vector_BS), axis=-1, keepdims=True)
         vector_BS = vector_BS * jax.lax.rsqrt(jnp.maximum(square_B1, 1e-24))
     return layouts.constrain(vector_BS, ("batch", "kv"))

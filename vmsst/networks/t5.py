@@ -56,7 +56,7 @@ class T5Config:
     dropout_rate: Dropout probability; dropout is applied in the same places as in T5.
     dtype: Compute dtype, "float32" or "bfloat16". Parameters, norm statistics, softmaxes and
       pooling are always float32.
-    relpos_buckets: Number of relative-distance buckets; half of the buckets are for each direction.
+    relpos_buckets: Number of relative-distance buckets, half of them for each direction.
     relpos_max_distance: Distances of at least this value share the last bucket.
     remat: What the backward pass recomputes: nothing ("none"), everything except the weight matmuls
       ("minimal"), or each layer from its input ("full").
@@ -234,8 +234,7 @@ def buckets_by_offset(*, buckets: int, max_distance: int) -> np.ndarray:
   """Returns the bucket for each offset from query to key, int32 [2 max_distance + 1].
 
   The first entry is for the offset -max_distance. For keys farther away than `max_distance`, use
-  the bucket at the nearer end of the array. For arguments and errors, see
-  `relative_position_buckets`.
+  the first or the last entry. For arguments and errors, see `relative_position_buckets`.
   """
   length = 2 * max_distance + 1
   return relative_position_buckets(length, buckets=buckets, max_distance=max_distance)[max_distance]

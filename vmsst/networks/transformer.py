@@ -41,7 +41,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 POSITIONS = ("learned", "rotary", "relative")
 NORMS = ("layer", "rms")
 NORM_PLACES = ("after", "before", "around")
-RELPOS_MAX_DISTANCE = 128  # distances from here on share a bucket of relative positions
+RELPOS_MAX_DISTANCE = 128  # distances of at least this value share the last bucket
 
 
 @dataclasses.dataclass(frozen=True)
@@ -414,7 +414,7 @@ class TransformerEncoder(nn.Module):
 
     def table(name: str, rows: int) -> Float[Array, "R D"]:
       # T5X's Adafactor has no axis name for absolute positions. Use the axis name for relative
-      # positions, which T5X's rules replicate.
+      # positions; T5X's rules replicate this axis.
       return partitioning.param_with_axes(
         name,
         nn.initializers.normal(cfg.initializer_std),

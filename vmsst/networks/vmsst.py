@@ -7,9 +7,9 @@ Language groups may have separate language encoders or decoders. Groups are spec
 that maps the index of each language (see `vmsst.languages`) to a group number, or to -1 if the
 language has no group. If the tuple is empty, all languages share one language encoder or decoder.
 Otherwise, each group has its own copy. Every copy processes all rows of a batch, and then the
-output for each row is taken from the copy of its language's group. The results are therefore exact
-under any sharding, but n copies take n times the FLOPs of one. Only the copies for languages in the
-batch receive gradients.
+output for each row is taken from the copy of its language's group. This works under any
+sharding, but n copies take n times the FLOPs of one. Only the copies for languages in the batch
+receive gradients.
 
 Axes: `S` semantic latent, `G` language latent, and `Z` for the decoder's conditioning vector, which
 is `[z_lang; z_sem]` in VMSST and `z_sem` in BITRANSLATION.
@@ -38,7 +38,7 @@ class Posteriors(NamedTuple):
 
 
 class Projection(NamedTuple):
-  """Arguments for `losses.vocabulary.weighted_nll` with the logits `hidden W_h + sentence W_s`.
+  """Arguments for `losses.vocabulary.weighted_nll`; the logits are `hidden W_h + sentence W_s`.
 
   `sentence_BZ` and its kernel are None if the logits depend only on the hidden states.
   """
@@ -50,7 +50,7 @@ class Projection(NamedTuple):
 
 
 class OutputKernel(nn.Module):
-  """The rows of the vocabulary projection that multiply one of its concatenated inputs.
+  """Part of the vocabulary projection: the rows that multiply one of its concatenated inputs.
 
   Attributes:
     rows: Number of rows in this kernel.
