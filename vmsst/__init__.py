@@ -10,7 +10,7 @@ heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X` or
 different meaning to one of the letters above, defines the letter in its docstring.
 
 Importing this package is fast, because each public name is imported only when it is first used.
-Only training imports TensorFlow and seqio.
+Only `t5x` commands and `vmsst data build` import TensorFlow.
 """
 
 import importlib
