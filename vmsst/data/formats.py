@@ -230,7 +230,7 @@ def record_rows(
       grades = [name for name, x in record.items() if isinstance(x, numbers.Number)]
       grades = [name for name in grades if name not in (*names, *_SCORES, *_IDS)]
       if grades and not fields:
-        problem = f"{grades} may be scores; rename one to 'score' or remove the fields"
+        problem = f"the fields {grades} may be scores; rename one to 'score' or remove the fields"
         yield Fault(location, problem)
         continue
       score_values = (record.get(name) for name in (*_SCORES, *grades))
@@ -331,7 +331,7 @@ def _unit_row(
     yield Fault(f"{path}:{line + error.position[0] - 1}", f"ill-formed XML: {reason}")
     return
   if max(map(len, texts.values()), default=0) > archives.LINE_BYTES:
-    yield Fault(f"{path}:{line}", "a side of the unit is too long")
+    yield Fault(f"{path}:{line}", "a text of the translation unit is too long")
     return
   first, second = (_side(texts, language) or "" for language in pair)
   if first or second:
