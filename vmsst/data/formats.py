@@ -175,7 +175,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
       continue
     width = width or max(len(columns), scored + 2)
     if len(columns) != width or (scored and not text_files.is_number(columns[0])):
-      yield Fault(location, f"not {layout}; write {width} columns on every line")
+      yield Fault(location, f"expected {layout}; write {width} columns on every line")
     elif header:
       yield from record_rows([(number, location, dict(zip(header, columns, strict=True)))])
     else:
@@ -242,7 +242,7 @@ def record_rows(
       yield Fault(location, f"{input_files.shown(record)}; give texts in UTF-8")
       continue
     if len(texts) < 2 or len(texts[0]) != 1:
-      yield Fault(location, f"the text fields are {[*names]}; a pair has two")
+      yield Fault(location, f"the text fields are {[*names]}; a pair needs two")
       continue
     (source,), targets, *extra_columns = texts
     for target_number, target in enumerate(targets):
