@@ -63,10 +63,10 @@ def _parser() -> argparse.ArgumentParser:
       nargs="?",
       const="sizes",
       choices=("sizes", "memory"),
-      help="train only: print sizes, shardings and FLOPs (memory: also the memory that XLA "
-      "allocates) and exit",
+      help="train only: print sizes, shardings and FLOPs, then exit; --dry_run=memory also prints "
+      "the memory that XLA allocates",
     )
-    add("--topology", help="devices for --dry_run, such as h100:8 or v5e:2x4; need not be present")
+    add("--topology", help="devices for --dry_run, such as h100:8 or v5e:2x4 (need not be present)")
     add("--multiprocess_gpu", action="store_true", help="let JAX find the processes of the run")
     for option, kind, text, variable in (
       ("--coordinator_address", str, "HOST:PORT of process 0", "JAX_COORDINATOR_ADDRESS"),

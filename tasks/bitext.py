@@ -116,7 +116,7 @@ def _open(
   opened = training_sets.open_set(name, settings)
   if "scores" in opened.table.columns:
     raise errors.InputError(
-      f"{name}: the pairs have scores or labels; use gin/data/training_sets.gin"
+      f"{name}: the pairs have scores or labels; train on them with gin/data/training_sets.gin"
     )
   if teacher:
     training_sets.add_file_vectors(opened, teacher)

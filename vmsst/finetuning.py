@@ -201,7 +201,7 @@ def finetune(
   if (teacher is not None) != bool(students):
     raise errors.InputError(
       f"the objectives {objectives} {'require a' if students else 'do not use a'} teacher; pass "
-      f"teacher with {' and '.join(_TAUGHT)}, and with no other objective"
+      f"`teacher` if an objective is {' or '.join(_TAUGHT)}, and otherwise omit it"
     )
   if lora_rank is not None and "ems" in objectives:
     raise errors.InputError("LoRA does not train the EMS heads; omit lora_rank")

@@ -107,7 +107,7 @@ def test_a_checkpoint_without_its_state_is_damaged_and_one_without_its_data_is_n
   run = copy(finished, tmp_path / "run")
   shutil.rmtree(run / "checkpoint_6" / "state")  # as in a copy that was interrupted
   toy_runs.run(run, total_steps=6, period=2)
-  assert f"{run}/checkpoint_6 is damaged: it has no folder state" in caplog.text
+  assert f"{run}/checkpoint_6 is damaged: it has no folder `state`" in caplog.text
   assert_same_checkpoint(run / "checkpoint_6", finished / "checkpoint_6")
   shutil.rmtree(run / "checkpoint_6" / "dataset")  # reads and skips the examples of the first steps
   toy_runs.run(run, total_steps=8, period=2)

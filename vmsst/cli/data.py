@@ -69,7 +69,7 @@ def train_vocabulary(
   print(f"{output}: {size:,} {model_type} pieces (0 padding, 1 EOS, 2 unknown)")
   for option in ("lowercase", "pretokenize"):
     if options[option]:
-      print(f"Use it with SentencePieceVocabulary.{option} = True.")
+      print(f"Use this vocabulary with SentencePieceVocabulary.{option} = True.")
 
 
 def embed_bitext(

@@ -84,15 +84,15 @@ def evaluate(
   user_files = {kind: paths for kind, paths in files if paths}
   if sum(map(bool, (user_files, mteb, data))) != 1 or (suite and not data) or (mteb and dimensions):
     raise errors.InputError(
-      "give one of --data with --suite, --mteb without --dimensions, or your files with --sts, "
-      "--bitext and --retrieval"
+      "choose one: --data (with or without --suite), --mteb (without --dimensions), or your own "
+      "files (--sts, --bitext, --retrieval)"
     )
   folders = {os.path.join(out, os.path.basename(os.path.abspath(x))): x for x in encoder}
   if len(encoder) == 1:
     folders = {out: encoder[0]}
   elif name or len(folders) < len(encoder):
     raise errors.InputError(
-      "several encoders need paths with different last components and no --name; omit --name, or "
+      "for several encoders, omit --name and give paths with different last components, or "
       "evaluate the encoders one by one"
     )
   if mteb:

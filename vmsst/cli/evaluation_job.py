@@ -118,7 +118,7 @@ def evaluate(
         elif reason := benchmark.files.absence(root):
           report(f"{key}: finished before; its data is no longer present: {reason}")
         else:
-          report(f"{key}: its data or dimensions have changed")
+          report(f"{key}: its data or dimensions have changed, so it runs again")
           del finished[key]
 
     def save(benchmark: suite.Benchmark, results: results_files.BenchmarkResults) -> None:

@@ -106,7 +106,7 @@ def export_sentence_transformers(
   if storage.is_url(target):  # Other libraries can read only local files.
     print(f"Copy {target} to this machine first, and give the path of the copy:")
   print(
-    f"sentence_transformers.SentenceTransformer({str(target)!r}) opens it, and so does "
+    f"sentence_transformers.SentenceTransformer({str(target)!r}) opens the encoder, and so does "
     f"vmsst.load({str(target)!r})",
     *tokenizers.limits(saved.assets),
     sep="\n",
@@ -124,7 +124,7 @@ def export_safetensors(encoder: Encoder, output: OutputFolder) -> None:
   saved, target = _read(encoder, output)
   with outputs.atomic_folder(target) as folder:
     encoder_json.write(saved, folder)
-  print(f"vmsst.load({str(target)!r}) opens it")
+  print(f"vmsst.load({str(target)!r}) opens the encoder")
 
 
 def export_onnx(encoder: Encoder, output: OutputFolder, *, pretokenized: bool = False) -> None:
@@ -195,7 +195,7 @@ def push(
     (folder / hub.CARD_FILE).write_text(card, encoding="utf-8")
     print(hub.upload(folder, repository, public=public, revision=revision))
   print(
-    f"vmsst.load({name!r}) opens it, and so does sentence-transformers",
+    f"vmsst.load({name!r}) opens the encoder, and so does sentence-transformers",
     *tokenizers.limits(saved.assets),
     sep="\n",
   )
@@ -230,7 +230,7 @@ def distill(
   )
   with outputs.atomic_folder(target) as folder:
     distilled.save(folder)
-  print(f"vmsst.load({str(target)!r}) opens it; train it with `vmsst finetune`")
+  print(f"vmsst.load({str(target)!r}) opens the encoder; train it with `vmsst finetune`")
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {

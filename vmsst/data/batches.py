@@ -244,8 +244,8 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: boo
       )
   if warn and (dropped or cut):
     logging.warning(
-      "Of the first %d pairs, dropped: %d (a text is empty or longer than MAX_PAIR_LENGTH); texts "
-      "cut to %d tokens: %d",
+      "Of the first %d pairs, %d were dropped (a text is empty or longer than MAX_PAIR_LENGTH); "
+      "texts cut to %d tokens: %d",
       *(total, dropped, min(longer.values(), default=1) - 1, cut),
     )
 

@@ -175,7 +175,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
       continue
     width = width or max(len(columns), scored + 2)
     if len(columns) != width or (scored and not text_files.is_number(columns[0])):
-      yield Fault(location, f"not {layout}; write {width} columns on every line")
+      yield Fault(location, f"expected {layout}; write {width} columns on every line")
     elif header:
       yield from record_rows([(number, location, dict(zip(header, columns, strict=True)))])
     else:
@@ -230,7 +230,7 @@ def record_rows(
       grades = [name for name, x in record.items() if isinstance(x, numbers.Number)]
       grades = [name for name in grades if name not in (*names, *_SCORES, *_IDS)]
       if grades and not fields:
-        problem = f"{grades} may be scores; rename one to 'score' or remove the fields"
+        problem = f"the fields {grades} may be scores; rename one to 'score' or remove the fields"
         yield Fault(location, problem)
         continue
       score_values = (record.get(name) for name in (*_SCORES, *grades))
@@ -242,7 +242,7 @@ def record_rows(
       yield Fault(location, f"{input_files.shown(record)}; give texts in UTF-8")
       continue
     if len(texts) < 2 or len(texts[0]) != 1:
-      yield Fault(location, f"the text fields are {[*names]}; a pair has two")
+      yield Fault(location, f"the text fields are {[*names]}; a pair needs two")
       continue
     (source,), targets, *extra_columns = texts
     for target_number, target in enumerate(targets):
@@ -331,7 +331,7 @@ def _unit_row(
     yield Fault(f"{path}:{line + error.position[0] - 1}", f"ill-formed XML: {reason}")
     return
   if max(map(len, texts.values()), default=0) > archives.LINE_BYTES:
-    yield Fault(f"{path}:{line}", "a side of the unit is too long")
+    yield Fault(f"{path}:{line}", "a text of the translation unit is too long")
     return
   first, second = (_side(texts, language) or "" for language in pair)
   if first or second:

@@ -247,8 +247,8 @@ class Job:
       while not storage.exists(path := self.path(task.name)):
         if time.monotonic() > end:
           raise errors.InputError(
-            f"{title} of {task}: its file is missing at {path}; use a file system that all workers "
-            "share with this process"
+            f"{title} of {task}: the output file {path} is missing; use a file system that all "
+            "workers share with this process"
           )
         time.sleep(0.1)
     return [self._files[task.name].facts for task in tasks]

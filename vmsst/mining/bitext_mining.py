@@ -122,7 +122,7 @@ def mine(
     if best is None or not best.f1:
       raise errors.InputError(
         f"none of the {len(gold_G2):,} pairs in {gold} is among the {len(pairs):,} candidates; "
-        "use a different gold file, or set --threshold"
+        "use a different gold file, or give --threshold instead of --gold"
       )
     threshold = best.threshold
   if threshold is not None:

@@ -101,7 +101,7 @@ def align(
     InputError: If an argument is invalid.
   """
   errors.as_integer("max_size", max_size, minimum=2)
-  errors.check(0 <= deletion <= 1, "deletion", deletion, "from 0 to 1")
+  errors.check(0 <= deletion <= 1, "deletion", deletion, "a number from 0 to 1")
   documents = source_sentences, target_sentences
   numbers = [[n for n, x in enumerate(texts) if not text_files.is_blank(x)] for texts in documents]
   groups = [

@@ -136,7 +136,7 @@ class BitextModel(abc.ABC):
     """Raises NotImplementedError: sentence encoders do not predict text."""
     raise NotImplementedError(
       f"{type(self).__name__} does not predict text; for vectors, use score_batch (infer.mode = "
-      "'score', metric_fns with arguments targets, scores) or predict_batch_with_aux"
+      "'score', metric_fns with arguments `targets` and `scores`) or predict_batch_with_aux"
     )
 
 

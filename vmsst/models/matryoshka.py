@@ -34,7 +34,7 @@ def check_dims(dims: Any, name: str = "matryoshka_dims") -> None:
   if not numbers or len({*dims}) < len(dims):
     raise errors.InputError(
       f"{name} is {dims!r}; set it to distinct positive integers, such as (64, 128) for dimensions "
-      "or (2, 4) for layers, or to () to train only the full vectors or encoder"
+      "or (2, 4) for layers; or set it to (), to train only full vectors from all layers"
     )
 
 

@@ -97,7 +97,7 @@ def newest_intact(model_dir: str) -> epath.Path | None:
   if jax.process_index() == 0:
     damaged: dict[epath.Path, str] = {}
     for path in reversed(t5x.folders(model_dir)):
-      problem: str | None = "it has no folder state; T5X without Orbax wrote such checkpoints"
+      problem: str | None = "it has no folder `state`, as if T5X without Orbax wrote it"
       if t5x.is_complete(path):
         problem = t5x.damage(path)
       elif storage.is_url(path):
@@ -244,8 +244,8 @@ def find_arrays(
     raise InputError(
       f"{path} lacks {some(missing)}; the checkpoint has {some(saved)}. Use a checkpoint of "
       "the same model, or set RestoreCheckpointConfig.assignment_map and fallback_to_scratch=True "
-      "to initialize the missing arrays. If only optimizer state is missing, keep scan_layers as "
-      "in the checkpoint"
+      "to initialize the missing arrays. If only optimizer state is missing, set scan_layers as "
+      "in the run that wrote the checkpoint"
     )
   return sources
 

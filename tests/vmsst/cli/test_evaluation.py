@@ -81,7 +81,7 @@ def test_eval_shows_the_scores_of_cut_vectors(evaluate, tmp_path, capsys):
     name = "average (incomplete)" + (f", first {size}" if size < 6 else "")
     assert f"{'tatoeba':24}{name:48}{value:8.2f}" in table
   assert cli.main(["eval", "E", "--out", "o", "--mteb", "X", "--dimensions", "2"]) == 1
-  assert "give one of --data with --suite, --mteb" in capsys.readouterr().err
+  assert "choose one: --data (with or without --suite), --mteb" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------

@@ -110,7 +110,7 @@ def test_data_and_further_dimensions_are_evaluated_again(evaluate, data, tmp_pat
     return bool(calls), [cut["dimension"] for cut in cuts], lines[0]
 
   assert run() == (True, [], "tatoeba: waiting")
-  changed = "tatoeba: its data or dimensions have changed"
+  changed = "tatoeba: its data or dimensions have changed, so it runs again"
   assert run(2, 4) == (True, [2, 4, 6], changed)
   assert run(4) == (False, [2, 4, 6], "tatoeba: finished before")
   assert run(3, 6) == (True, [3, 6], changed)

@@ -42,7 +42,7 @@ def test_rows_have_the_ids_of_the_vocabulary_and_counts_warn(kind, max_length, c
     padded = [ids[number] + [0] * (LENGTHS[side] - len(ids[number])) for ids in kept]
     assert ids_NT.tolist() == padded
   batches.check_texts([texts], LENGTHS)
-  assert f"Of the first 256 pairs, dropped: {256 - len(kept)} (" in caplog.text
+  assert f"Of the first 256 pairs, {256 - len(kept)} were dropped (" in caplog.text
   assert f"texts cut to 7 tokens: {cut}\n" in caplog.text
 
 

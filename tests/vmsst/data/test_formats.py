@@ -67,7 +67,7 @@ def test_tmx_units_that_are_ill_formed_cost_no_others(tmp_path):
     ("a.tmx:6", bad),
     ("a.tmx:7", "a character that cannot be decoded"),
     ("a.tmx:8", bad),
-    ("a.tmx:11", "a side of the unit is too long"),
+    ("a.tmx:11", "a text of the translation unit is too long"),
     ("a.tmx:13", bad),
     ("a.tmx:13", bad),
   ]

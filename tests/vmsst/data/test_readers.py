@@ -125,7 +125,7 @@ def test_a_column_with_a_text_is_no_column_of_scores(tmp_path, text):
 
 
 BROKEN = {
-  "columns.de-en.tsv": (b"a\tb\nc;d\n", "tsv:2: not source TAB target; write 2 columns"),
+  "columns.de-en.tsv": (b"a\tb\nc;d\n", "tsv:2: expected source TAB target; write 2 columns"),
   "numbers.de-en.tsv": (b"2.4\ta\n", r"tsv:1: not score \(most lines begin with a number\) TAB"),
   "header.de-en.tsv": (b"score\ta\tb\n" + 9 * b"1.5\ta\tb\n", r"tsv:1: not score .* 3 columns"),
   "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: the line is not UTF-8"),
@@ -164,6 +164,6 @@ def test_missing_files_and_sides_of_unequal_length_are_named(tmp_path):
 def test_rows_with_another_number_of_columns_are_named(tmp_path):
   path = line_files.write_text(tmp_path / "x.de-en.tsv", "a\tb\tc\td\ne\tf\tg\n")
   (file,) = readers.find_bitext(str(path))
-  message = r"x\.de-en\.tsv:2: not source .*; write 4 columns on every line"
+  message = r"x\.de-en\.tsv:2: expected source .*; write 4 columns on every line"
   with pytest.raises(errors.InputError, match=message):
     list(readers.read_rows(file))

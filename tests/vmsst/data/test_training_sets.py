@@ -120,7 +120,7 @@ def test_named_columns(tmp_path, records, options, expected, in_file):
 @pytest.mark.parametrize(("data", "message"), [
   ([], "pairs has no pair of two texts"),
   ([("a", "b"), "c"], "row 2 of pairs: 'c'; give texts"),
-  ([{"x": "a"}], r"row 1 of pairs: the text fields are \['x'\]; a pair has two"),
+  ([{"x": "a"}], r"row 1 of pairs: the text fields are \['x'\]; a pair needs two"),
   ([{"x": "a", "y": "b"}, {"x": "a", "y": 3}], "row 2 of pairs: .*3.; give texts"),
   ([{"x": "a", "y": "b", "label": "good"}], "'good'. are not numbers"),
   ([{"x": "a", "y": "b", "relevance": 0}], "'relevance'. may be scores; rename one to 'score'"),
@@ -135,7 +135,7 @@ def test_errors_name_the_row_that_cannot_be_read(data, message):
 @pytest.mark.parametrize(("content", "message"), [
   ("a\tb\t0\n", "x.tsv:1: unexpected number after the pair; add a header"),
   ("question\tanswer\na\tb\tc\n", "x.tsv:2: not source .*; write 2 columns"),
-  ("a;b\n", "x.tsv:1: not source TAB target"),
+  ("a;b\n", "x.tsv:1: expected source TAB target"),
 ])  # fmt: skip
 def test_a_damaged_line_is_named(tmp_path, content, message):
   path = tmp_path / "x.tsv"

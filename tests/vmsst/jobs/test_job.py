@@ -161,6 +161,6 @@ def test_a_job_waits_for_files_of_other_machines(tmp_path, monkeypatch):
     work.finish()
   assert contents(tmp_path / "late") == {"0.txt": "0", "1.txt": "1"}
   monkeypatch.setattr(job, "_VISIBLE_SECONDS", 0.2)
-  missing = pytest.raises(errors.InputError, match=r"squares of 0\.txt: its file is missing .*sha")
+  missing = pytest.raises(errors.InputError, match=r"squares of 0\.txt: .*0\.txt is missing; .*sha")
   with missing, job.Job(tmp_path / "never", inputs={}) as work:
     toy_jobs.run(work, 2, engine=toy_jobs.Elsewhere())

@@ -109,7 +109,7 @@ def test_bad_lines_are_left_out_and_the_others_kept(tmp_path):
   assert _read(_zip(tmp_path / "a.zip", german, english)) == (rows, faults)
   tabs = b"\xef\xbb\xbfeins\tone\tx\r\nzw\xffei\ttwo\ndrei\n" + long + b"\na\tb\0\nja\tyes\tx"
   (tmp_path / "b.tsv").write_bytes(tabs)
-  columns = "not source TAB target; write 3 columns on every line"
+  columns = "expected source TAB target; write 3 columns on every line"
   faults = [(f"b.tsv:{i}", what) for i, what in enumerate((utf8, columns, size, nul), 2)]
   assert _read(_release(tmp_path / "b.tsv")) == ([(1, "eins", "one"), (6, "ja", "yes")], faults)
   # A lone CR is no line end.

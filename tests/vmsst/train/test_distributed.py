@@ -149,7 +149,7 @@ def test_a_run_resumes_with_another_number_of_processes(tmp_path):
     assert run(folder, first, steps=5)[0] == [0] * first
     codes, texts = run(folder, then, steps=10)
     assert codes == [0] * then, texts
-    assert f"not written by {then} processes" in texts[0][1]
+    assert f"not from a run with {then} processes" in texts[0][1]
     assert_same(folder, uninterrupted)
 
 

@@ -132,7 +132,7 @@ def test_a_state_belongs_to_one_number_of_processes(tmp_path, caplog):
   assert input_pipeline.DataState.read_from(tmp_path, process=0, processes=2) is None
   for process, count in ((0, 1), (2, 3)):
     assert input_pipeline.DataState.read_from(tmp_path, process, count) is None
-    assert f"not written by {count} processes" in caplog.text
+    assert f"not from a run with {count} processes" in caplog.text
 
 
 def fake_partitioner(process_of_device):
