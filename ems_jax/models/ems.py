@@ -90,8 +90,7 @@ class EmsModel(base.BitextModel):
     errors.check_choice("masking", self.masking, MASKINGS)
     if self.masking == "ugt" and not self.network.xtr:
       raise errors.InputError(
-        "masking is 'ugt', but only an XTR head can predict masked tokens; set EmsNetwork.xtr to "
-        "True"
+        "masking is 'ugt', but only an XTR head can predict masks; set EmsNetwork.xtr = True"
       )
     size = self.network.config.vocab_size
     if self.masking != "none" and (self.mask_id is None or not 0 < self.mask_id < size):

@@ -53,10 +53,7 @@ def align(
     elif is_folder:
       source_names, names = names, sorted(x for x in storage.names(root) if not x.startswith("."))
       if title == "target" and (differences := {*source_names} ^ {*names}):
-        raise errors.InputError(
-          f"{min(differences)} is in one of {source} and {target}, but not in both; add or remove "
-          "the file"
-        )
+        raise errors.InputError(f"{min(differences)} must be in both {source} and {target}")
       paths = [os.path.join(root, name) for name in names]
     spans = [span for path in paths for span in _documents(path, marker)]
     documents.append(spans)

@@ -110,11 +110,9 @@ def score(
 
   has_prompt = encoding.prompt is not None or encoding.prompt_name is not None
   if by == "likelihood" and (has_prompt or encoding.compute_dtype or encoding.backend != "auto"):
-    raise errors.InputError(
-      "prompts, --compute-dtype and --backend work only with --by cosine; omit them"
-    )
+    raise errors.InputError("prompts, --compute-dtype and --backend need --by cosine; omit them")
   if by == "cosine" and per_token:
-    raise errors.InputError("--per-token works only with --by likelihood; omit it")
+    raise errors.InputError("--per-token needs --by likelihood; omit it")
   # Standard input can be read only once, and it can contain both texts.
   with local_file(outputs.STANDARD if outputs.STANDARD in (source, target) else "") as temporary:
     paths = [temporary if x == outputs.STANDARD else x for x in (source, target or source)]

@@ -427,6 +427,10 @@ def length_batches(
   Rows are sorted in groups of `GROUP` batches. If `num_rows` is passed and batches are small, a
   group grows to `GROUP_ROWS` rows, but not beyond one epoch, so that rare long texts share a batch.
 
+  Graded pairs (one score per row) are not sorted. CoSENT compares the pairs within a batch, and
+  pairs of similar length often come from one genre. Sorted batches would train the order of scores
+  within genres only (benchmarks/finetune.py --objective=scores).
+
   Args:
     rows: Dataset whose elements are groups of rows, as columns [N, ...], with token ids under
       `inputs` and optionally `targets` and `negatives`. Id 0 is padding.
@@ -446,8 +450,9 @@ def length_batches(
     lengths = [np.count_nonzero(x, axis=-1).max(axis=tuple(range(1, x.ndim - 1))) for x in texts]
     # The sort is stable, so rows in the same length class keep their order.
     class_N = np.searchsorted(bounds, np.max(lengths, axis=0))
-    count = len(class_N) // size
-    order_KN = np.argsort(class_N[: count * size], kind="stable").reshape(count, size)
+    if "scores" in rows and rows["scores"].shape[1] == 1:  # graded pairs
+      class_N[:] = 0
+    order_KN = np.argsort(class_N[: len(class_N) // size * size], kind="stable").reshape(-1, size)
     if seed is not None:
       order_KN = np.random.default_rng([seed % 2**63, number]).permutation(order_KN)
     return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]

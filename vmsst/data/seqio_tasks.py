@@ -349,10 +349,7 @@ def weight_power(weighting: str, temperature: float | None) -> float:
     return 1 / temperature
   valid = temperature is None and weighting != "temperature"
   errors.check(
-    valid,
-    "temperature",
-    temperature,
-    "a positive number for the weighting 'temperature', otherwise None",
+    valid, "temperature", temperature, "a positive number if weighting='temperature', else None"
   )
   return 1.0 if weighting == "proportional" else 0.0
 

@@ -262,7 +262,9 @@ def get_batches(
   sampling_power: float = 1.0,
   mixed: bool = False,
 ) -> batches.BatchIterator:
-  """Returns endless batches for `get_dataset_fn`. Each batch contains texts of similar length.
+  """Returns endless batches for `get_dataset_fn`.
+
+  Each batch contains texts of similar length, or graded pairs in random order.
 
   Every batch contains the features `inputs` and `targets`, int32 [B, T], and language ids.
   Depending on the data, batches also contain `negatives`, int32 [B, K, T], where missing negatives
@@ -320,7 +322,6 @@ def get_batches(
     for number, group in enumerate(groups)
   ]
   spec = texts[0].spec(lengths[0])
-  spec = {name: spec[name] for name in lengths[0]}
   num_rows = min(sum(len(x.table) for x in group) for group, _ in groups) // num_shards
   size = cfg.batch_size // num_shards
   return batches.batched(rows, rates, spec, size, shard, seed=cfg.seed, num_rows=num_rows)

@@ -158,10 +158,8 @@ def convert(
     config = transformers.read_object(folder / transformers.CONFIG_FILE)
   is_mt5 = config.get("model_type") in mt5.TYPES and config.get("feed_forward_proj") == "gated-gelu"
   if is_laser or is_mt5:
-    required = "None, because such a model has no prefix"
-    errors.check(not prefix, f"the prefix of {folder}", prefix, required)
-  required = f"None, because {folder} has one"
-  errors.check(is_mt5 or vocabulary is None, "vocabulary", vocabulary, required)
+    errors.check(not prefix, f"the prefix of {folder}", prefix, "None (such models have none)")
+  errors.check(is_mt5 or vocabulary is None, "vocabulary", vocabulary, f"None ({folder} has one)")
   if is_laser:
     return laser.convert(folder)
   if is_mt5:

@@ -110,8 +110,7 @@ def vocabulary(
   changes: dict[str, Any] = {name: x for name, x in overrides.items() if x is not None}
   for name in [name for name in changes if not hasattr(default, name)]:
     macro, value = f"VOCABULARY_{name.upper()}", changes.pop(name)
-    required = f"None, because the vocabulary of {checkpoint} has no {name}"
-    errors.check(not value, macro, value, required)
+    errors.check(not value, macro, value, f"None (the vocabulary of {checkpoint} has no {name})")
   return dataclasses.replace(default, **changes)  # type: ignore[type-var]
 
 

@@ -88,8 +88,7 @@ def text(report: Report) -> str:
     _table(["corpus", "version", "languages", "file", "bytes"], sources),
     "## Excluded pairs",
     "The columns count the pairs read, the pairs excluded (by the first reason that applied), the "
-    "pairs kept, and the pairs selected for training and validation under the recipe's caps and "
-    "targets.",
+    "pairs kept, and the pairs selected for training and validation within the recipe's caps.",
     _counts(report),
     "## Held out for evaluation",
     "A pair is excluded if either text is in an evaluation set, ignoring case, punctuation and "

@@ -215,8 +215,7 @@ class DataState:
     if any(name.startswith("train_ds-") or storage.names(folder / name) for name in names):
       logging.warning(
         "The data iterator state in %s is not from a run with %d processes, so the order of the "
-        "data changes. The run skips as many batches as it has trained on. Some rows may repeat "
-        "before the run has seen all rows.",
+        "data changes. The run skips as many batches as it has trained on; some rows may repeat.",
         folder,
         processes,
       )

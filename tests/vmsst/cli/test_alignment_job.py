@@ -91,7 +91,7 @@ def test_folders_resume_after_the_last_document(encoder, tmp_path, capsys):
   assert len(encoder.calls) == calls + 4
   (tmp_path / "y" / "3.txt").write_text("")
   assert run(tmp_path / "x", tmp_path / "y", tmp_path / "out") == 1
-  assert "3.txt is in one of " in capsys.readouterr().err
+  assert "3.txt must be in both " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("encoder")

@@ -109,7 +109,7 @@ def _padded(size):
   return (np.arange(24) < size[..., None]).astype(np.int32)
 
 
-def _rows(count, negatives=0):
+def _rows(count, negatives=0, scores=0):
   """Returns an endless stream of chunks of `count` rows, of lengths 1 to 19."""
   rng = np.random.default_rng(0)
   chunks = []
@@ -118,12 +118,14 @@ def _rows(count, negatives=0):
     chunk["id"] = np.arange(first, first + count)
     if negatives:
       chunk["negatives"] = _padded(rng.integers(1, 20, (count, negatives)))
+    if scores:
+      chunk["scores"] = rng.random((count, scores))
     chunks.append(chunk)
   return grain.MapDataset.source(chunks).repeat().to_iter_dataset()
 
 
-def _batches(count, negatives=0, seed=5, num_rows=0):
-  rows = _rows(50, negatives)
+def _batches(count, negatives=0, seed=5, num_rows=0, scores=0):
+  rows = _rows(50, negatives, scores)
   dataset = batches.length_batches(rows, 8, 24, seed, BOUNDARIES, num_rows)
   iterator = iter(dataset)
   return [next(iterator) for _ in range(count)]
@@ -141,6 +143,12 @@ def test_batches_have_one_length_class(negatives):
   mixed = sum(len(set(_classes(batch))) > 1 for batch in _batches(160, negatives))
   # At most one batch of a group of 16 crosses each of the three boundaries.
   assert mixed <= 3 * 10
+
+
+def test_graded_pairs_are_not_sorted_by_length():
+  graded, taught = (_batches(16, scores=scores) for scores in (1, 3))
+  assert all(np.ptp(batch["id"]) == 7 for batch in graded)  # consecutive rows of the stream
+  assert sum(len(set(_classes(batch))) > 1 for batch in taught) <= 3
 
 
 @pytest.mark.parametrize(("num_rows", "group"), [(100, 128), (200, 200), (5000, 1024)])

@@ -134,7 +134,7 @@ def test_errors_name_the_row_that_cannot_be_read(data, message):
 
 @pytest.mark.parametrize(("content", "message"), [
   ("a\tb\t0\n", "x.tsv:1: unexpected number after the pair; add a header"),
-  ("question\tanswer\na\tb\tc\n", "x.tsv:2: not source .*; write 2 columns"),
+  ("question\tanswer\na\tb\tc\n", "x.tsv:2: expected source .*; write 2 columns"),
   ("a;b\n", "x.tsv:1: expected source TAB target"),
 ])  # fmt: skip
 def test_a_damaged_line_is_named(tmp_path, content, message):
