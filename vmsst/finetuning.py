@@ -258,7 +258,9 @@ def finetune(
       for network in networks
     )
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
-    tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
+    is_transformer = hasattr(networks[0].config, "num_heads")  # not an LSTM, not a static encoder
+    pack = is_transformer and "ems" not in objectives and slices == partitioner.mesh.size == 1
+    tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length, "pack": pack}
     evaluation, eval_actions = None, []
     if held_out:
       evaluation = dev_sets.DevSets(

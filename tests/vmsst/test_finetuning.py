@@ -302,7 +302,7 @@ def test_a_run_with_a_vocabulary_of_its_own_continues_from_its_vectors(tmp_path)
     ({"objective": "distillation"}, "require a teacher"),
     (
       {"teacher": "x"},
-      "'contrastive',. do not use a teacher; pass teacher",
+      "'contrastive',. do not use a teacher; pass `teacher`",
     ),
     ({"objective": "ems", "negatives": 1}, "'ems' does not use hard negatives"),
     ({"objective": "similarity"}, "pairs: the objective 'similarity' needs a score column"),

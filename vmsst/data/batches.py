@@ -11,7 +11,7 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -29,7 +29,6 @@ Batch = Mapping[str, np.ndarray]
 
 CHUNK = 256  # number of rows that are read and tokenized together
 GROUP = 16  # number of batches whose rows are sorted by length together
-GROUP_ROWS = 1024  # rows that are sorted together if batches are small
 # Numbers of threads that read and tokenize chunks, and of chunks to read ahead
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
@@ -390,7 +389,7 @@ def batched(
   *,
   seed: int | None,
   boundaries: Sequence[int] | None = BOUNDARIES,
-  num_rows: int = 0,
+  transform: Callable[[Batch], Batch] | None = None,
 ) -> BatchIterator:
   """Batches rows, never mixing datasets within a batch. Drops an incomplete last batch.
 
@@ -402,14 +401,16 @@ def batched(
     shard: Index of this shard, and the number of shards.
     seed: See `length_batches`.
     boundaries: See `length_batches`. If None, texts are not grouped by length.
-    num_rows: See `length_batches`.
+    transform: Function that is applied to each batch.
   """
   if boundaries is None:
     batches = [grain.experimental.RebatchIterDataset(x, size, drop_remainder=True) for x in rows]
   else:
     longest = max(spec[name].shape[0] for name in SIDES if name in spec)
-    batches = [length_batches(x, size, longest, seed, boundaries, num_rows) for x in rows]
+    batches = [length_batches(x, size, longest, seed, boundaries) for x in rows]
   dataset = batches[0] if len(batches) == 1 else grain.IterDataset.mix(batches, rates)
+  if transform is not None:
+    dataset = dataset.map(transform)
   columns = {name: jax.ShapeDtypeStruct((size, *x.shape), x.dtype) for name, x in spec.items()}
   return BatchIterator(dataset, columns, shard)
 
@@ -420,12 +421,10 @@ def length_batches(
   longest: int,
   seed: int | None,
   boundaries: Sequence[int] = BOUNDARIES,
-  num_rows: int = 0,
 ) -> grain.IterDataset:
   """Batches rows of similar length. Drops an incomplete last batch.
 
-  Rows are sorted in groups of `GROUP` batches. If `num_rows` is passed and batches are small, a
-  group grows to `GROUP_ROWS` rows, but not beyond one epoch, so that rare long texts share a batch.
+  Rows are sorted in groups of `GROUP` batches.
 
   Graded pairs (one score per row) are not sorted. CoSENT compares the pairs within a batch, and
   pairs of similar length often come from one genre. Sorted batches would train the order of scores
@@ -439,8 +438,6 @@ def length_batches(
     seed: Seed for shuffling the batches within each group, or None to put the shortest batches
       first.
     boundaries: Maximum length of each length class, ascending. `longest` is appended.
-    num_rows: Minimum number of rows in one epoch (default: do not enlarge groups). A group with
-      rows from several epochs could put the same row into a batch more than once.
   """
   bounds = [*(bound for bound in boundaries if bound < longest), longest]
 
@@ -457,8 +454,7 @@ def length_batches(
       order_KN = np.random.default_rng([seed % 2**63, number]).permutation(order_KN)
     return [{name: column[row_N] for name, column in rows.items()} for row_N in order_KN]
 
-  group_size = size * max(GROUP, min(GROUP_ROWS, num_rows) // size)
-  groups = grain.experimental.RebatchIterDataset(rows, group_size)
+  groups = grain.experimental.RebatchIterDataset(rows, size * GROUP)
   return grain.experimental.FlatMapIterDataset(groups.map_with_index(cut), _Flatten())
 
 

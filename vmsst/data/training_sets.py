@@ -18,7 +18,7 @@ from absl import logging
 
 from vmsst import errors, storage
 from vmsst import languages as languages_lib
-from vmsst.data import batches, formats, readers, tables, vocabularies
+from vmsst.data import batches, formats, packing, readers, tables, vocabularies
 from vmsst.data.vocabularies import Role
 from vmsst.io import manifest, text_files
 
@@ -261,10 +261,11 @@ def get_batches(
   max_length: int,
   sampling_power: float = 1.0,
   mixed: bool = False,
+  pack: bool = False,
 ) -> batches.BatchIterator:
   """Returns endless batches for `get_dataset_fn`.
 
-  Each batch contains texts of similar length, or graded pairs in random order.
+  Each batch contains texts of similar length, unless the texts are packed or graded.
 
   Every batch contains the features `inputs` and `targets`, int32 [B, T], and language ids.
   Depending on the data, batches also contain `negatives`, int32 [B, K, T], where missing negatives
@@ -282,6 +283,8 @@ def get_batches(
       power.
     mixed: Whether each batch mixes rows from all sets. If false, all rows in a batch come from one
       set. The sampling rates of the sets are the same either way.
+    pack: Whether to add the feature `packing` (see `vmsst.data.packing`) to each batch. The encoder
+      must be a transformer on one device.
 
   Raises:
     InputError: If a weight is not positive, or `mixed` is set and the sets have different columns.
@@ -322,6 +325,6 @@ def get_batches(
     for number, group in enumerate(groups)
   ]
   spec = texts[0].spec(lengths[0])
-  num_rows = min(sum(len(x.table) for x in group) for group, _ in groups) // num_shards
   size = cfg.batch_size // num_shards
-  return batches.batched(rows, rates, spec, size, shard, seed=cfg.seed, num_rows=num_rows)
+  grouping: Any = {"boundaries": None, "transform": packing.pack} if pack else {}
+  return batches.batched(rows, rates, spec, size, shard, seed=cfg.seed, **grouping)

@@ -92,6 +92,7 @@ def embed_texts(
   network: nn.Module,
   params: Any,
   tokens_BRT: Int[Array, "B R T"],
+  packing: Int[Array, "P W"] | None = None,
   *,
   slices: int,
   rng: jax.Array | None,
@@ -103,13 +104,14 @@ def embed_texts(
       once per slice.
     params: Network parameters.
     tokens_BRT: Token ids of R texts per row, for example the two texts of each pair.
+    packing: The batch's feature `packing` (see `vmsst.data.packing`); requires a single slice.
     slices: Number of slices; must divide the batch size (see `map_slices`).
     rng: Random key for dropout, split into one key per slice; if None, there is no dropout.
   """
 
   def encode(tokens_BRT: Int[Array, "B R T"], rng: jax.Array | None) -> Float[Array, "B R S"]:
     tokens_NT = tokens_BRT.reshape(-1, tokens_BRT.shape[-1])
-    vector_NS = sentence_encoder.embed(network, params, tokens_NT, dropout_rng=rng)
+    vector_NS = sentence_encoder.embed(network, params, tokens_NT, packing, dropout_rng=rng)
     return vector_NS.reshape(*tokens_BRT.shape[:2], -1)
 
   vector_BRS: jax.Array = map_slices(encode, tokens_BRT, slices=slices, rng=rng)

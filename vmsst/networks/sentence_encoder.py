@@ -183,14 +183,29 @@ class SentenceEncoder(nn.Module):
         setattr(self, name, dropout.Dropout(layer.rate))
 
   def __call__(
-    self, tokens_BT: Int[Array, "B T"], *, deterministic: bool = True
+    self, tokens_BT: Int[Array, "B T"], packing_RW: Any = None, *, deterministic: bool = True
   ) -> Float[Array, "B S"]:
     """Returns float32 sentence vectors; padding (id 0) at the end does not change them.
 
     With mean or max pooling, rows with only padding are pooled to zeros.
+
+    Args:
+      tokens_BT: Token ids.
+      packing_RW: Rows of several texts, int32 [R, W], from `vmsst.data.packing.pack`. If present,
+        the transformer computes these rows instead of the rows of `tokens_BT`. The vectors are the
+        same.
+      deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
-    mask_BT = tokens_BT != arrays.PAD_ID
-    hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
+    tokens, mask_BT = tokens_BT, tokens_BT != arrays.PAD_ID
+    mask = mask_BT
+    if packing_RW is not None:
+      tokens = jnp.where(packing_RW >= 0, tokens_BT.reshape(-1)[packing_RW], arrays.PAD_ID)
+      mask = packing_RW // tokens_BT.shape[1] + 1  # numbers of the texts; 0 is padding
+    hidden_BTD = self.encoder(self.token_embedder(tokens), mask, deterministic=deterministic)
+    if packing_RW is not None:  # Move the hidden states back to the rows of `tokens_BT`.
+      token_N = jnp.where(packing_RW >= 0, packing_RW, tokens_BT.size).reshape(-1)
+      place_N = jnp.zeros(tokens_BT.size, int).at[token_N].set(jnp.arange(token_N.size))
+      hidden_BTD = hidden_BTD.reshape(token_N.size, -1)[place_N.reshape(tokens_BT.shape)]
     pooled = [pool(name, hidden_BTD, mask_BT) for name in self.pooling.split("+")]
     vector_BS = jnp.concatenate(pooled, axis=-1)
     for name, layer in self.layers.items():
@@ -212,6 +227,7 @@ def embed(
   network: nn.Module,
   params: Any,
   tokens_BT: Int[Array, "B T"],
+  packing_RW: Int[Array, "R W"] | None = None,
   *,
   dropout_rng: jax.Array | None = None,
 ) -> Float[Array, "B S"]:
@@ -221,9 +237,11 @@ def embed(
     network: The network.
     params: Network parameters.
     tokens_BT: Token ids.
+    packing_RW: See `SentenceEncoder`.
     dropout_rng: Random key for dropout; if None, there is no dropout.
   """
-  return cast(jax.Array, run(network, params, "__call__", tokens_BT, dropout_rng=dropout_rng))
+  inputs = (tokens_BT,) if packing_RW is None else (tokens_BT, packing_RW)
+  return cast(jax.Array, run(network, params, "__call__", *inputs, dropout_rng=dropout_rng))
 
 
 def run(

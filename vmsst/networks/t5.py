@@ -287,9 +287,18 @@ class RelativePositionBias(nn.Module):
     return bias_HQT[None]
 
 
-def padding_bias(mask_BT: Bool[Array, "B T"]) -> Float[Array, "B 1 1 T"]:
-  """Returns the float32 attention bias that hides padding from all queries."""
-  return jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
+def padding_bias(
+  mask_BT: Bool[Array, "B T"] | Int[Array, "B T"],
+) -> Float[Array, "B 1 #T T"]:
+  """Returns the float32 attention bias that hides padding from all queries.
+
+  If the mask contains integers, each row consists of several texts, which are numbered from 1; 0 is
+  padding. The bias then also hides each text from the other texts.
+  """
+  if mask_BT.dtype == bool:
+    return jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
+  is_same_BTT = (mask_BT[:, :, None] == mask_BT[:, None, :]) & (mask_BT[:, None, :] > 0)
+  return jnp.where(is_same_BTT, 0.0, MASKED)[:, None]
 
 
 def causal_bias(length: int, position: Int[Array, ""] | None = None) -> Float[Array, "Q T"]:
@@ -499,7 +508,7 @@ class T5Encoder(nn.Module):
   def __call__(
     self,
     embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"],
+    mask_BT: Bool[Array, "B T"] | Int[Array, "B T"],
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
@@ -507,7 +516,7 @@ class T5Encoder(nn.Module):
 
     Args:
       embedded_BTD: Token vectors, including any vectors that the caller added to them.
-      mask_BT: True at real tokens.
+      mask_BT: True at real tokens; or the texts in each row (see `padding_bias`).
       deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     cfg = self.config

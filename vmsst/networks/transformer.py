@@ -389,7 +389,7 @@ class TransformerEncoder(nn.Module):
   def __call__(
     self,
     embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"],
+    mask_BT: Bool[Array, "B T"] | Int[Array, "B T"],
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
@@ -397,7 +397,8 @@ class TransformerEncoder(nn.Module):
 
     Args:
       embedded_BTD: Token vectors, including any vectors that the caller added to them.
-      mask_BT: True at real tokens; padding must be at the end.
+      mask_BT: True at real tokens; padding must be at the end. If a row consists of several texts,
+        integers that number the texts from 1; 0 is padding.
       deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
 
     Raises:
@@ -427,10 +428,13 @@ class TransformerEncoder(nn.Module):
     if cfg.scale_embeddings:
       x_BTD = x_BTD * jnp.asarray(math.sqrt(cfg.emb_dim), cfg.dtype)
     if cfg.positions == "learned":
-      added_TD = table("position_embedding", cfg.max_positions)[first : first + length]
+      added = table("position_embedding", cfg.max_positions)[first : first + length]
+      if mask_BT.dtype != bool:  # Count positions from the start of each text.
+        starts_BT = jnp.arange(length) * (jnp.diff(mask_BT, axis=1, prepend=0) != 0)
+        added = added[jnp.arange(length) - jax.lax.cummax(starts_BT, axis=1)]
       if cfg.num_token_types:
-        added_TD = added_TD + table("token_type_embedding", cfg.num_token_types)[0]
-      x_BTD = x_BTD + added_TD.astype(cfg.dtype)
+        added = added + table("token_type_embedding", cfg.num_token_types)[0]
+      x_BTD = x_BTD + added.astype(cfg.dtype)
     if cfg.embedding_norm:
       x_BTD = norm(cfg, "embedding_layer_norm")(x_BTD)
     x_BTD = dropout.Dropout(cfg.dropout_rate)(x_BTD, deterministic=deterministic)
@@ -447,7 +451,7 @@ class TransformerEncoder(nn.Module):
     )
     return x_BTD if cfg.norm_place == "after" else norm(cfg, "encoder_norm")(x_BTD)
 
-  def _attention(self, mask_BT: Bool[Array, "B T"]) -> tuple[jax.Array | None, ...]:
+  def _attention(self, mask_BT: jax.Array) -> tuple[jax.Array | None, ...]:
     """Returns the attention bias, and the rotary angles or None.
 
     If the config has local layers, the bias and the angles are each a stack of two arrays: one for

@@ -124,9 +124,9 @@ def _rows(count, negatives=0, scores=0):
   return grain.MapDataset.source(chunks).repeat().to_iter_dataset()
 
 
-def _batches(count, negatives=0, seed=5, num_rows=0, scores=0):
+def _batches(count, negatives=0, seed=5, scores=0):
   rows = _rows(50, negatives, scores)
-  dataset = batches.length_batches(rows, 8, 24, seed, BOUNDARIES, num_rows)
+  dataset = batches.length_batches(rows, 8, 24, seed, BOUNDARIES)
   iterator = iter(dataset)
   return [next(iterator) for _ in range(count)]
 
@@ -149,15 +149,6 @@ def test_graded_pairs_are_not_sorted_by_length():
   graded, taught = (_batches(16, scores=scores) for scores in (1, 3))
   assert all(np.ptp(batch["id"]) == 7 for batch in graded)  # consecutive rows of the stream
   assert sum(len(set(_classes(batch))) > 1 for batch in taught) <= 3
-
-
-@pytest.mark.parametrize(("num_rows", "group"), [(100, 128), (200, 200), (5000, 1024)])
-def test_groups_of_small_batches_have_up_to_1024_rows_of_one_epoch(num_rows, group):
-  groups = _batches(group // 8, num_rows=num_rows)
-  ids = np.concatenate([batch["id"] for batch in groups])
-  assert sorted(ids.tolist()) == list(range(group))
-  # At most one batch crosses each of the three boundaries.
-  assert sum(len(set(_classes(batch))) > 1 for batch in groups) <= 3
 
 
 def test_groups_have_the_rows_of_the_stream_in_mixed_or_ascending_order():

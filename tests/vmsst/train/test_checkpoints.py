@@ -179,7 +179,7 @@ def test_optimizer_state_of_the_other_layout_is_not_converted(tmp_path):
   with ocp.PyTreeCheckpointer() as checkpointer:
     checkpointer.save(tmp_path / "checkpoint_1" / "state", saved)
   param_states = {"encoder": {"layers_0": {"w": {"v_row": jax.ShapeDtypeStruct((4,), np.float32)}}}}
-  with pytest.raises(InputError, match=r"lacks state/.*/layers_0/w/v_row.*keep scan_lay"):
+  with pytest.raises(InputError, match=r"lacks state/.*/layers_0/w/v_row.*set scan_lay"):
     checkpoints.restore(
       t5x.all_checkpoints(tmp_path)[0], {"state": {"param_states": param_states}}, {}
     )
