@@ -271,9 +271,8 @@ def finetune(
         actions.KeepBestAction(str(folder), **criterion, count=average),
         actions.EarlyStoppingAction(patience=patience or steps, **criterion),
       ]
-    batching = input_pipeline.DatasetConfig(
-      "pairs", {"inputs": max_length}, "train", batch_size, True, seed
-    )
+    lengths = {"inputs": max_length}
+    batching = input_pipeline.DatasetConfig("pairs", lengths, "train", batch_size, True, seed)
     train_codes = {code for entry in sets for code in entry.settings.languages} - {"und"}
     codes = readers.language_codes(map(languages_lib.language, train_codes)) or None
 

@@ -313,9 +313,7 @@ def download(url: str, target: pathlib.Path) -> None:
 def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
   """Returns the local path below `folder` for an object's name."""
   if ".." in name.split("/"):
-    raise errors.InputError(
-      f"{name} contains a folder named .. and cannot be copied; rename the folder"
-    )
+    raise errors.InputError(f"{name} cannot be copied; rename the folder named ..")
   return folder / name.lstrip("/")
 
 

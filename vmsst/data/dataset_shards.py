@@ -58,9 +58,7 @@ class Records:
       if position <= size:
         position += _HEADER.unpack_from(self._content, self._starts[-1])[0]
     if position > size:
-      raise errors.InputError(
-        f"{path}: record {len(self)} is truncated; copy or build the file again"
-      )
+      raise errors.InputError(f"{path}: record {len(self)} is truncated; copy or rebuild the file")
 
   def __len__(self) -> int:
     return len(self._starts)
@@ -93,7 +91,7 @@ class Records:
     except (message.DecodeError, IndexError, ValueError):
       raise errors.InputError(
         f"{self._path}: record {number + 1} is damaged or was not written by `vmsst data build`; "
-        "copy or build the file again"
+        "copy or rebuild the file"
       ) from None
 
 

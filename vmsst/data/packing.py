@@ -32,8 +32,6 @@ def pack(batch: batches.Batch) -> batches.Batch:
     if row is None:
       rows.append(row := [])
     row += tokens
-  step = -(-len(length_N) // 16)
-  packing_RW = np.full((-(-len(rows) // step) * step, width), -1, np.int32)
-  for packed_W, row in zip(packing_RW, rows, strict=False):
-    packed_W[: len(row)] = row
+  rows += [[]] * (-len(rows) % -(-len(length_N) // 16))
+  packing_RW = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
   return {**batch, "packing": packing_RW}

@@ -284,7 +284,7 @@ def get_batches(
     mixed: Whether each batch mixes rows from all sets. If false, all rows in a batch come from one
       set. The sampling rates of the sets are the same either way.
     pack: Whether to add the feature `packing` (see `vmsst.data.packing`) to each batch. The encoder
-      must be a transformer on one device.
+      must be a transformer on one device, and the trainer must not use microbatches.
 
   Raises:
     InputError: If a weight is not positive, or `mixed` is set and the sets have different columns.

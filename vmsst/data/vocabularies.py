@@ -395,9 +395,7 @@ def _texts_by_file(
         code = os.path.basename(path).removesuffix(".gz").removesuffix(".txt").rpartition(".")[2]
         language = formats.language_or_none(code)
         has_language = language is not None
-        errors.check(
-          has_language, "an input", path, "a name with a language code, as in news.de.txt"
-        )
+        errors.check(has_language, "an input", path, "a name with a language code: news.de.txt")
       texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
     else:
       for bitext in readers.find_bitext(path, languages):

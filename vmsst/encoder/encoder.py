@@ -178,9 +178,7 @@ class Encoder(compatibility.Members):
       InputError: If the tokenizer cannot be trimmed. BERT and XLM-R tokenizers can be trimmed.
     """
     if not isinstance(self.vocabulary, tokenizers.HuggingFaceVocabulary):
-      raise errors.InputError(
-        f"{self.path} has no tokenizer.json to trim; use the encoder untrimmed"
-      )
+      raise errors.InputError(f"{self.path} has no tokenizer.json to trim; use it untrimmed")
     vocabulary, rows = tokenizers.trim(self.vocabulary, input_texts.as_list(texts))
     config = dataclasses.replace(self.network.config, vocab_size=len(rows))
     network = dataclasses.replace(self.network, config=config, parent=None)
@@ -312,9 +310,7 @@ class Encoder(compatibility.Members):
         f"this encoder was loaded in process {self._backend.process}, and JAX hangs in a forked "
         "child; start processes with multiprocessing.get_context('spawn') or 'forkserver'"
       )
-    errors.check(
-      device is None, "device", device, "None, or set JAX_PLATFORMS before Python starts"
-    )
+    errors.check(device is None, "device", device, "None (set JAX_PLATFORMS before Python starts)")
     errors.check(pool is None, "pool", pool, "None, or run `vmsst embed` for several processes")
     is_single = isinstance(sentences, str)
     if is_single:

@@ -209,9 +209,7 @@ class EncoderSource:
       if _loaded.get("identity") != self.identity:
         _loaded.clear()  # frees memory for the next encoder
         if self.load is None:
-          raise errors.InputError(
-            f"{name} cannot be loaded in other processes; use one local process"
-          )
+          raise errors.InputError(f"{name} cannot be loaded in other processes; use one process")
         _, encoder = self.load()
         if identity(encoder, name) != self.identity:
           raise errors.InputError(f"{name} has changed since the job started; start over")

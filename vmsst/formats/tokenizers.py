@@ -650,9 +650,7 @@ def _token(value: Any) -> tokenizers.AddedToken:
   """Converts a JSON value (a special token string, or an object with attributes) to a token."""
   if isinstance(value, str):
     return tokenizers.AddedToken(value, special=True)
-  return tokenizers.AddedToken(
-    **{key: x for key, x in value.items() if key not in ("__type", "id")}
-  )
+  return tokenizers.AddedToken(**{k: x for k, x in value.items() if k not in ("__type", "id")})
 
 
 def _pipeline(

@@ -108,6 +108,7 @@ def embed_texts(
     slices: Number of slices; must divide the batch size (see `map_slices`).
     rng: Random key for dropout, split into one key per slice; if None, there is no dropout.
   """
+  errors.check(packing is None or slices == 1, "slices", slices, "1 for packed texts")
 
   def encode(tokens_BRT: Int[Array, "B R T"], rng: jax.Array | None) -> Float[Array, "B R S"]:
     tokens_NT = tokens_BRT.reshape(-1, tokens_BRT.shape[-1])

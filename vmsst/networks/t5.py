@@ -83,10 +83,8 @@ class T5Config:
     errors.check_choice("T5Config.dtype", self.dtype, DTYPES)
     errors.check_choice("T5Config.remat", self.remat, REMAT_CHOICES)
     errors.check_number("T5Config.dropout_rate", self.dropout_rate, "[0, 1)")
-    if self.relpos_buckets < 4 or self.relpos_buckets % 4:
-      raise errors.InputError(
-        f"T5Config.relpos_buckets is {self.relpos_buckets}; it must be a multiple of 4"
-      )
+    is_multiple = self.relpos_buckets > 0 and self.relpos_buckets % 4 == 0
+    errors.check(is_multiple, "T5Config.relpos_buckets", self.relpos_buckets, "a multiple of 4")
 
   @property
   def width(self) -> int:

@@ -130,9 +130,7 @@ class BitranslationNetwork(nn.Module):
         "group per language"
       )
     if {*groups, -1} != {*range(-1, _count(groups))} or not _count(groups):
-      raise errors.InputError(
-        f"{field} must number groups from 0 without gaps, with -1 for no group"
-      )
+      raise errors.InputError(f"{field} must number groups from 0 without gaps, or -1 for none")
 
   @property
   def sentence_dim(self) -> int:

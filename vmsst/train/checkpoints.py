@@ -140,9 +140,7 @@ def find_checkpoints(cfg: RestoreCheckpointConfig) -> list[epath.Path]:
       inside = t5x.all_checkpoints(path)
       checkpoints += inside if cfg.mode == "all" else inside[-1:]
   if not checkpoints:
-    raise InputError(
-      f"no checkpoint_<step> in {cfg.path}; set another RestoreCheckpointConfig.path"
-    )
+    raise InputError(f"no checkpoint_<step> in {cfg.path}; change RestoreCheckpointConfig.path")
   for path in checkpoints if jax.process_index() == 0 else ():
     problem = t5x.damage(path) if (path / "state").is_dir() else None
     if problem:

@@ -129,9 +129,7 @@ def infer(
         storage.path(output_dir) / f"{task.name}-{mode}.jsonl-{shard_id:05d}-of-{num_shards:05d}"
       )
       if output.is_file():
-        summaries.print_once(
-          f"Skipping {task.name}: {output} exists; delete it to repeat the task."
-        )
+        summaries.print_once(f"Skipping {task.name}: {output} exists; delete it to rerun the task.")
         continue
       vocabulary = None
       if mode != "score":

@@ -305,9 +305,7 @@ class TrainIterator:
         if position > step and self._together == 1:
           batch = self._partitioner.to_devices(trim_padding(batch))
     except StopIteration:
-      self._put(
-        InputError("the training data ended because the dataset does not repeat; add .repeat()")
-      )
+      self._put(InputError("the training data ended and does not repeat; add .repeat()"))
     except BaseException as error:  # The training thread raises this error.
       self._put(error)
 

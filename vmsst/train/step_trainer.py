@@ -25,9 +25,7 @@ class StepTrainer(trainer.Trainer):
   @functools.cached_property
   def _partitioned_train_step(self) -> Any:
     if (self._num_microbatches or 1) > 1:
-      raise errors.InputError(
-        "NUM_MICROBATCHES needs the bundled runtime; set EMBEDDING_SLICES instead"
-      )
+      raise errors.InputError("NUM_MICROBATCHES needs the bundled runtime; set EMBEDDING_SLICES")
 
     def train_step(train_state: Any, batch: Any) -> Any:
       loss_fn = functools.partial(self._model.loss_fn, step=train_state.step)

@@ -312,9 +312,7 @@ def train(
       shardings = partitioner.shardings(initializer.train_state_axes).state_dict()
       checkpoints.write_average(model_dir, average, shapes, shardings)
     if stop.signal:
-      summaries.print_once(
-        f"Stopped by {stop.signal} at step {step}; rerun the same command to resume."
-      )
+      summaries.print_once(f"Stopped by {stop.signal} at step {step}; rerun the command to resume.")
     if stop.signal == "SIGINT":
       raise KeyboardInterrupt
   if stop.signal and on_sigterm is not None:

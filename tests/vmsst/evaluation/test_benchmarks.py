@@ -52,7 +52,7 @@ _CASES = [
   (
     "sib200",
     {"sib200/jav_Latn.tsv": "split\tid\tlabel\ntrain\t1\tx\n"},
-    "tsv:1: the line has 3 fields instead of 4",
+    "tsv:1: the line has 3 fields, not 4",
   ),
   (
     "ntrex",

@@ -164,9 +164,7 @@ def transfer_task(
   """
   english = next((code for code in splits if _is_english(code)), "")
   if not english or (documents and len(splits) < 2):
-    raise errors.InputError(
-      f"{name} needs English and at least one other language; add the missing files"
-    )
+    raise errors.InputError(f"{name} needs English and another language; add the missing files")
   classes = sorted({label for split in splits.values() for label in split.train.labels})
   text_sets = {}  # A set that is used for dev and test has one key, so it is embedded once.
   for code, split in splits.items():

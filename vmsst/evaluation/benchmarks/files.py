@@ -65,9 +65,7 @@ def table(path: storage.Path, columns: int | None = None) -> Iterator[list[str]]
     row = line.split("\t")
     columns = columns or len(row)
     if len(row) != columns:
-      raise errors.InputError(
-        f"{path}:{number}: the line has {len(row)} fields instead of {columns}"
-      )
+      raise errors.InputError(f"{path}:{number}: the line has {len(row)} fields, not {columns}")
     yield row
 
 

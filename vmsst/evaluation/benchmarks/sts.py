@@ -114,9 +114,7 @@ def correlations(cosine_N: np.ndarray, score_N: np.ndarray) -> suite.Numbers:
   rounded_N = np.round(cosine_N, 6)
   # Without this check, the correlation of constant cosines would be noise from rounding errors.
   if np.ptp(rounded_N) == 0 or np.ptp(score_N) == 0:
-    raise ValueError(
-      f"all {len(score_N)} cosines or scores are equal, so no correlation is defined"
-    )
+    raise ValueError(f"all {len(score_N)} cosines or scores are equal; no correlation is defined")
   pearson = stats.pearsonr(cosine_N, score_N).statistic
   spearman = stats.pearsonr(stats.rankdata(rounded_N), stats.rankdata(score_N)).statistic
   return {"pearson": 100 * float(pearson), "spearman": 100 * float(spearman)}
