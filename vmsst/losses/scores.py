@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-# This score of missing candidates is finite, because infinite scores would give NaN gradients.
+# Score of missing candidates; finite, because infinite scores would give NaN gradients.
 _MISSING = -1e9
 
 

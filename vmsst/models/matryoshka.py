@@ -45,8 +45,8 @@ def mean_loss(
 ) -> tuple[Float[Array, "..."], base.Metrics]:
   """Returns the mean loss over the full vectors and the vectors truncated to each size in `dims`.
 
-  Truncation sets the last dimensions of a vector to zero, so that they do not affect dot products
-  or cosines.
+  To truncate a vector, the function sets its last dimensions to zero, so that they do not affect
+  dot products or cosines.
 
   Args:
     loss: Function that maps vectors to a loss and metrics.
@@ -108,7 +108,7 @@ class LayersModel(base.BitextModel):
 
   @property
   def compares_pairs(self) -> bool:
-    """Whether the loss compares pairs."""
+    """Whether the loss of `model` compares pairs."""
     return self.model.compares_pairs
 
   def loss_fn(
