@@ -102,7 +102,7 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
 
 def negative_entropy(targets: TokenTargets) -> Float[Array, "B"]:
   """Returns sum_w p(w) log p(w) for each distribution, in nats."""
-  # Summing share * log(p of its token) over positions adds up the shares of each token.
+  # The shares of a token w sum to p(w), so sum share * log p(w) over the positions in the list.
   same_BTT = targets.tokens_BT[:, :, None] == targets.tokens_BT[:, None, :]
   probability_BT = jnp.sum(jnp.where(same_BTT, targets.share_BT[:, None, :], 0.0), axis=2)
   log_BT = jnp.log(jnp.where(targets.share_BT > 0, probability_BT, 1.0))
@@ -127,10 +127,10 @@ def weighted_kl(
   not targets. The second result, the KL of each sentence, has no gradient, so `weights_B` must
   include all masks, averaging factors and loss weights.
 
-  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
-  and kernel columns stay on the devices assigned to "vocab", if these devices can divide the
-  columns evenly. Devices exchange only vectors and scalars for each sentence and, once, the kernel
-  gradient. They never exchange kernel columns or logits.
+  On a mesh (`jax.set_mesh` and logical axis rules), sentences stay on the devices assigned to
+  "batch", and kernel columns stay on the devices assigned to "vocab", if the number of these
+  devices divides V. Devices exchange only vectors and scalars for each sentence and, once, the
+  kernel gradient. They never exchange kernel columns or logits.
 
   Args:
     hidden_BE: One vector per sentence.

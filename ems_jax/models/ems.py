@@ -220,7 +220,7 @@ def mask_one_token(
   Args:
     tokens_B2T: Both sides of each pair; 0 is padding.
     mask_id: Id that replaces the token.
-    special_ids: Ids in addition to padding that are never masked, such as EOS.
+    special_ids: Ids that, like padding, are never masked, such as EOS.
     rng: Random key.
 
   Returns:

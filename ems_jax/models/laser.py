@@ -106,7 +106,7 @@ class LaserModel(base.BitextModel):
     weight = 1 / jnp.maximum(tokens, 1)
     first_rng, second_rng = base.split_rng(dropout_rng, 2)
     loss, correct = self._score(params, first, weight, first_rng)
-    # Skip the second direction if no pair has two target languages.
+    # Skip the second translations if no pair has one.
     second_loss, second_correct = jax.lax.cond(
       second.tokens > 0,
       lambda: self._score(params, second, weight, second_rng),

@@ -83,8 +83,8 @@ def mutual_information(
   z_BS = sample(mean_BS, log_variance_BS, rng)
   diagonal_B = log_density(z_BS, mean_BS, log_variance_BS)
   # Matmuls compute the squared differences between samples and means without a [B, B, S] array, but
-  # cancellation makes the results less precise. Centering the samples and means reduces this error.
-  # The error is largest on the diagonal, so the diagonal is replaced by exact values below.
+  # cancellation causes rounding errors. Centering the samples and means reduces these errors. The
+  # errors are largest on the diagonal, so the diagonal is replaced by exact values below.
   center_S = jnp.mean(mean_BS, axis=0)
   z_BS, mean_BS = z_BS - center_S, mean_BS - center_S
   precision_BS = jnp.exp(-log_variance_BS)

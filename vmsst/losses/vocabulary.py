@@ -70,9 +70,9 @@ def weighted_nll(
   kernels and weights. Only the sum has a gradient, not the values for each token, so `weights_BT`
   must include all masks, averaging factors and loss weights.
 
-  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
-  and kernel columns stay on the devices assigned to "vocab". Devices exchange only vectors and
-  scalars for each token and, once, the kernel gradients. They never exchange kernel columns or
+  On a mesh (`jax.set_mesh` and logical axis rules), sentences stay on the devices assigned to
+  "batch", and kernel columns stay on the devices assigned to "vocab". Devices exchange only vectors
+  and scalars for each token and, once, the kernel gradients. They never exchange kernel columns or
   logits.
 
   Args:

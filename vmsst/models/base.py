@@ -72,7 +72,7 @@ class BitextModel(abc.ABC):
   @property
   @abc.abstractmethod
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The network used for inference; its parameter names are the same as in `network`."""
+    """The network used for inference; its parameters have the same names as in `network`."""
 
   @property
   def compares_pairs(self) -> bool:

@@ -54,7 +54,7 @@ class Scores(NamedTuple):
   Attributes:
     weighted: Weighted sum of the negative log-likelihoods of all tokens.
     nll_BRT: Negative log-likelihood of each token in nats, without gradient.
-    correct_BRT: Whether each token was the most likely one, without gradient.
+    correct_BRT: Whether each token scored higher than all other tokens, without gradient.
   """
 
   weighted: Float[Array, ""]
@@ -113,7 +113,7 @@ def token_metrics(
   """Returns nll/<name> and token_accuracy/<name>: averages over the tokens of two rows per pair.
 
   Args:
-    name: What the two rows measure, for example "translation".
+    name: Suffix of the metric names, for example "translation".
     scores: Scores of all rows.
     indices: Indices of the two rows.
     mask_B2T: True for tokens of the two rows, False for padding.

@@ -39,7 +39,7 @@ class InBatchNegativesModel(base.BitextModel):
   negatives. To save the same amount of memory, use `embedding_slices` instead.
 
   Attributes:
-    similarity: "dot" (as in the paper) or "cosine".
+    similarity: "dot" (as in the VMSST paper) or "cosine".
     scale: Factor applied to every score; the inverse of the temperature.
     mask_duplicates: Whether pairs that share a text, on either side, are excluded from each other's
       negatives. Otherwise, if a text occurs twice in a batch, a correct translation would count as
@@ -99,7 +99,7 @@ class InBatchNegativesModel(base.BitextModel):
 
     Metrics: see `accuracy_metrics`. If the batch contains hard negatives, there are two more
     metrics: accuracy/negatives (0 to 1, the fraction of hard negatives that score below the target)
-    and negatives_per_example (usable hard negatives per pair).
+    and negatives_per_example (mean number of hard negatives per pair that are not ignored).
 
     Args:
       vector_B2S: Vectors of both sides of each pair.

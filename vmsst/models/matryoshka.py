@@ -1,9 +1,9 @@
 """Matryoshka losses, which make the first dimensions of a vector useful on their own.
 
-During training, the in-batch loss is computed from the full vectors and also from vectors that are
-truncated to their first dimensions. After training, you can truncate vectors in the same way to
-save memory and search time (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). To evaluate
-truncated vectors, use `vmsst eval --dimensions 64`.
+During training, the loss is computed from the full vectors and also from vectors that are truncated
+to their first dimensions. After training, you can truncate vectors in the same way to save memory
+and search time (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). To evaluate truncated
+vectors, use `vmsst eval --dimensions 64`.
 
 Similarly, `LayersModel` computes the loss from the output of the full encoder and also from the
 outputs of shorter encoders, which consist of its first layers. After training, you can keep only
@@ -114,9 +114,9 @@ class LayersModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean loss, and metrics.
+    """Returns the loss averaged over the encoders, and metrics.
 
-    Metrics: `loss` is the mean loss. The other metrics for the full encoder have no prefix. The
+    Metrics: `loss` is this average. The other metrics for the full encoder have no prefix. The
     metrics for a shorter encoder have a prefix with its number of layers, such as `layers_4/`.
 
     Raises:

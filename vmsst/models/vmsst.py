@@ -375,10 +375,10 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
 
 
 def alternating_sides(pairs: int, step: jax.Array | int | None) -> Int[Array, "B"]:
-  """Returns the side (0 or 1) from which z_sem is sampled; it alternates by row and by step."""
+  """Returns the side (0 or 1) from which each z_sem is sampled; it alternates by pair and step."""
   return (jnp.arange(pairs) + (0 if step is None else step)) % 2
 
 
 def take_side(x_B2S: Float[Array, "B 2 S"], side_B: Int[Array, "B"]) -> Float[Array, "B S"]:
-  """Returns one side of each pair."""
+  """Returns the vector on side `side_B` of each pair."""
   return jnp.where(side_B[:, None] == 0, x_B2S[:, 0], x_B2S[:, 1])
