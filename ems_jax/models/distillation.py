@@ -157,8 +157,8 @@ class DistillationModel(StudentModel):
     """Returns the mean loss over pairs, and metrics.
 
     Metrics: see `common_metrics` and `matryoshka.mean_loss`; also cosine/inputs and cosine/targets
-    (-1 to 1, between the student's vector for that side and the teacher's vector). For truncated
-    vectors, the loss is still divided by the full number of dimensions.
+    (-1 to 1, between the student's vector for that side and the teacher's vector for the anchor).
+    For truncated vectors, the squared error is still divided by the full number of dimensions.
 
     Raises:
       InputError: If the teacher's and student's vectors differ in width.
