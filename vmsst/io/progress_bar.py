@@ -26,7 +26,7 @@ def shown(scope: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
   """Context manager that sets where progress bars are shown (by default, only on terminals).
 
   If `disable` is passed to a `Bar`, it overrides every `scope` except "nowhere". On a terminal, a
-  bar updates one line. Elsewhere, a bar prints a new line every 15 seconds.
+  bar updates one line. If a bar is shown elsewhere, it prints a new line every 15 seconds.
   """
   global _where
   before, _where = _where, scope
