@@ -93,7 +93,7 @@ class Tokenizer:
     return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
 
   def _with_eos(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
-    """Appends the EOS token, if there is one, and truncates each text to the smallest limit."""
+    """Appends the EOS token, if any, and truncates each text to the smallest of `limits`."""
     limit = min((limit for limit in limits if limit), default=None)
     eos_id = self.vocabulary.eos_id
     return [vocabularies.cut_with_eos(text, limit or len(text) + 1, eos_id) for text in ids]

@@ -422,6 +422,6 @@ def languages(mixture_or_task_name: Any) -> list[str] | None:
 
 
 def _rate(task: seqio.Task, power: float) -> float:
-  """Returns a task's sampling weight, which is a power of its number of pairs."""
+  """Returns a task's sampling weight, a power of the task's number of pairs."""
   split = "train" if "train" in task.splits else "validation"
   return float(task.num_input_examples(split)) ** power

@@ -283,8 +283,8 @@ def get_batches(
       power.
     mixed: Whether each batch mixes rows from all sets. If false, all rows in a batch come from one
       set. The sampling rates of the sets are the same either way.
-    pack: Whether to add the feature `packing` (see `vmsst.data.packing`) to each batch. Packing
-      requires a transformer, a single device, and training without gradient caching or microbatches.
+    pack: Whether to add the feature `packing` (see `vmsst.data.packing`) to each batch. Requires
+      a transformer, a single device, and training without gradient caching or microbatches.
 
   Raises:
     InputError: If a weight is not positive, or `mixed` is set and the sets have different columns.
