@@ -365,7 +365,7 @@ def _side(by_language: dict[Language | None, T], language: Language) -> T | None
   return by_language.get(next(variants, language))
 
 
-@functools.lru_cache(maxsize=1 << 12)  # Limit the size, because a file may contain many codes.
+@functools.lru_cache(maxsize=1 << 12)  # Limited, because a file may contain many codes.
 def language_or_none(code: str) -> Language | None:
   """Returns the language for a code, or None if the code is unknown."""
   try:

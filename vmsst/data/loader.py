@@ -31,7 +31,9 @@ def get_batches(
   one_language_pair: bool = False,
   boundaries: Sequence[int] = batches.BOUNDARIES,
 ) -> batches.BatchIterator:
-  """Returns this host's part of each batch. In gin, set `train_script.train.get_dataset_fn` to it.
+  """Returns this host's part of each batch.
+
+  In gin, set `train_script.train.get_dataset_fn` to this function.
 
   Each host reads its shard of every task, and the rows of all hosts together form a batch. The
   order of the rows therefore depends on the number of hosts as well as on the seed. Grain reads

@@ -1,7 +1,7 @@
 """Reads bitext files in every supported format, one pair at a time, in plain Python.
 
-Text files must be UTF-8, except that TMX may declare a different encoding. They may be gzipped
-(`.gz`). These formats are supported:
+Text files may be gzipped (`.gz`). They must be UTF-8, except that TMX may declare a different
+encoding. These formats are supported:
 
 | format | files | content |
 |---|---|---|
