@@ -2,22 +2,22 @@
 
 The texts of a batch differ in length. With one text per row, every row is padded to the length of
 the longest text, whereas packed rows are nearly full. Tokens attend only to tokens of the same
-text, so the vectors are the same.
+text, so packing does not change the vectors.
 """
 
 import numpy as np
 
 from vmsst.data import batches, tables
 
-_WIDTH = 64  # minimum number of tokens per row
+_WIDTH = 64  # minimum row width, unless the texts are padded to fewer tokens
 
 
 def pack(batch: batches.Batch) -> batches.Batch:
   """Adds the feature `packing`, int32 [R, W]: the tokens in each row, and -1 for padding.
 
   If texts are padded to T tokens, n * T + t stands for token t of text n. Texts are numbered in the
-  order of `vmsst.models.base.interleave`. W is 64 or more, if a text is longer; R is rounded up, so
-  that batches have few different shapes.
+  order of `vmsst.models.base.interleave`. W is 64, or the next power of two if a text is longer,
+  but at most T. R is rounded up, so that batches have few different shapes.
   """
   texts = [batch[name] for name in (*tables.SIDES, "negatives") if name in batch]
   size, longest = len(texts[0]), texts[0].shape[-1]

@@ -77,10 +77,10 @@ def releases(
   Args:
     fetcher: Downloads the lists.
     corpora: (name, version) pairs. If a version is None, the latest version is used.
-    keep: Selects language pairs.
+    keep: Filter for language pairs.
 
   Raises:
-    InputError: If OPUS has no such corpus or version, or a record is not a release.
+    InputError: If OPUS has no such corpus or version, or lists a file that is not a release.
     msgspec.DecodeError: If the response is not a list of releases.
   """
   selected = []
