@@ -119,7 +119,7 @@ def finetune(
     max_length: Maximum number of tokens per text, for training and for the tuned encoder (default:
       the encoder's maximum, but no more than 128).
     eval_every: Steps between evaluations and checkpoints.
-    patience: Stop after this many evaluations without improvement (default: never).
+    patience: Stop after this many consecutive evaluations without improvement (default: never).
     matryoshka_dims: Also train vectors truncated to these dimensions.
     matryoshka_layers: Also train the encoder truncated to these numbers of layers.
     slices: Number of slices to split each batch into if a whole batch does not fit into memory
@@ -542,8 +542,8 @@ def optimizer(
   Args:
     schedule: Function that takes a step and returns its learning rate.
     frozen: Regular expressions for the names of frozen parameters.
-    lora_rank: Rank of the LoRA updates. LoRA freezes all parameters except the kernels
-      (default: no LoRA).
+    lora_rank: Rank of the LoRA updates (default: no LoRA). LoRA changes only the kernels that
+      `lora_targets` matches.
     lora_alpha: LoRA's factor alpha (default: twice the rank).
     lora_targets: Regular expressions for the names of the kernels to train with LoRA.
     row_wise: Whether to update only the token table rows that a batch uses; see

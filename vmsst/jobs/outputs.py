@@ -154,7 +154,8 @@ def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Ite
   folder is removed.
 
   Args:
-    output: The output. Objects of a store, devices, pipes and standard streams are not locked.
+    output: The output. Outputs in an object store, devices, pipes and standard streams are not
+      locked.
     is_folder: As in `work_path`.
 
   Raises:

@@ -46,8 +46,8 @@ def join(
     coordinator_address: HOST:PORT of process 0. If omitted, JAX detects it.
     count: Number of processes. If omitted, JAX detects it. If 1, the context does nothing.
     index: Index of this process, from 0. If omitted, JAX detects it.
-    multi_process: Whether to connect even if all arguments above are omitted and the process does
-      not run under SLURM, under Open MPI or on a TPU pod.
+    multi_process: Whether to connect in any case. If false, this process connects only if an
+      argument above is given, or if it runs under SLURM, under Open MPI or on a TPU pod.
     initialization_timeout: Seconds to wait for the other processes.
 
   Raises:

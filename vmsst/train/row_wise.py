@@ -52,8 +52,7 @@ class RowWise(optimizers.OptimizerDef):
     tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
     count = params[_MODULE][_TABLE].shape[0]
     # JAX needs a fixed number of ids, so the ids are padded with an id past the end of the table.
-    # Reading the row of this id returns the last row of the table, and writing to the row of this
-    # id does nothing.
+    # For this id, `_rows` returns the last row of the table, and `put` writes nothing.
     ids_U = jnp.unique(tokens, size=min(len(tokens), count), fill_value=count)
 
     def complete(tree: PyTree) -> PyTree:

@@ -74,7 +74,7 @@ def train(
     partitioner: Provides the device mesh.
     trainer_cls: Creates the trainer.
     model_dir: Absolute path of the run's folder.
-    total_steps: Last step.
+    total_steps: Step at which the training ends.
     eval_steps: Number of batches from `train_eval_dataset_cfg` per evaluation.
     eval_period: Steps between evaluations.
     stats_period: Number of steps over which training metrics are averaged (default: the shorter of
@@ -86,8 +86,8 @@ def train(
       configuration.
     inference_evaluator_cls: `seqio.Evaluator` (default), optionally with bound arguments.
     get_dataset_fn: Function that returns the training data (default: `loader.get_batches`). Its
-      arguments are `train_dataset_cfg`, the shard, the number of shards, and a function that
-      creates the model's feature converter.
+      arguments are `train_dataset_cfg`, the index of the data shard, the number of shards, and a
+      function that creates the model's feature converter.
     train_eval_get_dataset_fn: Function that returns the datasets for `train_eval_dataset_cfg` by
       name.
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"). An action receives the metrics

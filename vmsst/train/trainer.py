@@ -277,7 +277,7 @@ class Trainer:
     )
 
   def empty_sums(self, batch: Batch) -> Any:
-    """Returns sums over zero steps for a batch like `batch` (arrays or shapes)."""
+    """Returns `sums` over zero steps for `summing_train_step`. `batch` has arrays or shapes."""
     with self._partitioner.context():
       kind = frozenset(batch)
       if kind not in self._make_sums:
