@@ -166,7 +166,7 @@ class Adafactor(OptimizerDef):
       parameter.
     beta1: Decay of the first moment. If None, there is no first moment, which saves memory.
     decay_rate: Exponent c in the second moment's decay, 1 - t ** -c at step t = 1, 2, ...
-    step_offset: Step at which the decay schedule starts, for fine-tuning.
+    step_offset: Step at which t is 1, such as the first step of fine-tuning.
     clipping_threshold: Maximum root mean square of an update, before it is multiplied by the
       learning rate.
     weight_decay_rate: Fraction of a parameter to subtract at each step.

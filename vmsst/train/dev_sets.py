@@ -50,7 +50,7 @@ class DevSets:
   checkpoint. Metrics are also appended to `inference_eval/dev-metrics.jsonl` in the run's folder.
 
   Args:
-    sets: Training sets or retrieval sets, by name. Their texts include the prompts.
+    sets: Held-out sets by name, from `finetuning.open_dev_sets`. Their texts include the prompts.
     model: The model.
     vocabulary: Vocabulary to tokenize the texts with. It must not add another prompt.
     partitioner: Provides the device mesh.

@@ -140,8 +140,8 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
 def used_sixteenths(batch: Batch) -> int:
   """Returns the smallest fraction of the padded length that keeps all tokens, in sixteenths.
 
-  The returned number is 1, 2, 3, 4, 6, 8, 12 or 16. Integer features [B, ..., T] with
-  T > 1 are texts, padded to T tokens.
+  The returned number is 1, 2, 3, 4, 6, 8, 12 or 16. Integer features [B, ..., T] with T > 1
+  are texts, padded to T tokens.
   """
   return next(
     sixteenths

@@ -40,7 +40,7 @@ def standard_logical_axis_rules(
   parameter_partitioning_dims: Literal[1, 2] = 1,
   additional_rules: LogicalAxisRules | None = None,
 ) -> LogicalAxisRules:
-  """Returns upstream's rules for T5X's standard axis names.
+  """Returns upstream T5X's rules for its standard axis names.
 
   Args:
     activation_partitioning_dims: If 2, the `embed` axis is sharded over `model`.

@@ -59,16 +59,16 @@ def train(
 
   Training starts from the newest intact checkpoint in `model_dir`. If there is none, training
   starts from the checkpoint in `checkpoint_cfg.restore`, or else from scratch. A checkpoint is
-  saved at every multiple of the checkpoint period and after the last step. Likewise, the model is
-  evaluated at every multiple of `eval_period` and after the last step. A resumed run repeats an
-  interrupted evaluation. On SIGTERM or SIGINT, the function writes a checkpoint and ends the run.
-  It never saves a state with infinite or NaN parameters.
+  saved before the first step, at every multiple of the checkpoint period, and after the last step.
+  The model is evaluated at every multiple of `eval_period` and after the last step. A resumed run
+  repeats an interrupted evaluation. On SIGTERM or SIGINT, the function writes a checkpoint and ends
+  the run. It never saves a state with infinite or NaN parameters.
 
   Args:
     model: See docs/model_interface.md.
     train_dataset_cfg: Training data.
-    train_eval_dataset_cfg: Data for computing the training metrics without updating parameters, if
-      any.
+    train_eval_dataset_cfg: Data for computing the loss and other training metrics in each
+      evaluation, if any.
     infer_eval_dataset_cfg: Data for the SeqIO evaluation, if any.
     checkpoint_cfg: Checkpoint to start from, and checkpoints to save.
     partitioner: Provides the device mesh.
