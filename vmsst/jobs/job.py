@@ -39,7 +39,7 @@ class Task(msgspec.Struct, frozen=True):
       which are removed when the job is finished.
     arguments: Arguments of the function; must be picklable.
     key: JSON value that identifies inputs that only this task reads. A rerun repeats the task if
-      the key, the task's name, or the job's inputs or options have changed.
+      its key or name, or the job's inputs or options, have changed.
     size: Amount of work for the progress bar, such as a number of lines.
     title: Name of the task in messages (default: the name of the file).
   """
@@ -182,7 +182,7 @@ class Job:
     return f"{self._work_folder}/parts/{name.replace('/', '%2F')}.json"
 
   def _is_unchanged(self, name: str, record: manifest.Part) -> bool:
-    """Returns whether a file matches the size and checksum in its record. Reads each file only once."""
+    """Returns whether a file matches the size and checksum in its record. Reads it only once."""
     try:
       if storage.size(self.path(name)) != record.bytes:
         return False
