@@ -122,8 +122,8 @@ def finetune(
     patience: Stop after this many consecutive evaluations without improvement (default: never).
     matryoshka_dims: Also train vectors truncated to these dimensions.
     matryoshka_layers: Also train the encoder truncated to these numbers of layers.
-    slices: Number of slices to split each batch into (gradient caching). Raise it if a batch does
-      not fit into memory.
+    slices: Number of slices to split each batch into (gradient caching). Use more slices if a
+      batch does not fit into memory.
     freeze_tokens: Freeze the token table, which holds most of a multilingual encoder's parameters.
     lora_rank: Rank for LoRA (default: no LoRA). LoRA saves memory by training low-rank updates of
       the kernels instead of all parameters. The tuned encoder includes the updates.

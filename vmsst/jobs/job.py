@@ -182,7 +182,7 @@ class Job:
     return f"{self._work_folder}/parts/{name.replace('/', '%2F')}.json"
 
   def _is_unchanged(self, name: str, record: manifest.Part) -> bool:
-    """Returns whether a file matches the size and checksum in its record. Reads it only once."""
+    """Returns whether a file matches the size and checksum in its record. Reads each file once."""
     try:
       if storage.size(self.path(name)) != record.bytes:
         return False

@@ -57,10 +57,10 @@ class RestoreCheckpointConfig:
   """The checkpoint to start from (`t5x.utils.RestoreCheckpointConfig`).
 
   Attributes:
-    path: A checkpoint, or a folder with checkpoints (default: start from scratch).
-    mode: "specific" reads the checkpoint at `path`, or any encoder that `vmsst.load` can open. If
-      `path` is a training run, its best checkpoint is read. "latest" selects the newest checkpoint
-      in the folder `path`. "all" selects all checkpoints in the folder, for evaluation only.
+    path: A checkpoint, or a folder with checkpoints. If None, the training starts from scratch.
+    mode: "specific" reads `path`, a checkpoint or an encoder that `vmsst.load` can open. If `path`
+      is a training run, its best checkpoint is read. "latest" reads the newest checkpoint in the
+      folder `path`. "all" reads all checkpoints in the folder, for evaluation only.
     assignment_map: Pairs (regular expression, name of a checkpoint array). For each model array,
       the first expression that matches the array's full name selects the checkpoint array to read.
       If the second entry of that pair is None, the model array is not read from the checkpoint.

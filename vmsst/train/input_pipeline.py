@@ -78,7 +78,7 @@ def get_training_eval_datasets(
   eval_steps: int,
   feature_converter_cls: Callable[..., Any],
 ) -> dict[str, Any]:
-  """Returns `eval_steps` batches for the mixture and for each of its tasks that has the split.
+  """Returns `eval_steps` batches for the mixture and for each of its tasks that has `cfg.split`.
 
   As in upstream T5X, the examples of a small task are repeated until there are `eval_steps` full
   batches. Each dataset's `as_numpy_iterator()` yields this shard's rows of each batch.

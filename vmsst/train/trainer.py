@@ -1,7 +1,7 @@
 """The training step and the training loop (`t5x.trainer` in the bundled runtime).
 
 Each training step is one call to a jitted function with donated arguments. The function computes
-the gradients (over microbatches), applies the update, and adds the step's metrics to a sum. The sum
+the gradients (in microbatches), applies the update, and adds the step's metrics to a sum. The sum
 is reset when metrics are written. The host only supplies batches.
 """
 
