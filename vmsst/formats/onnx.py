@@ -71,7 +71,7 @@ def write(
   table_VD = params[tensors.TOKEN_TABLE]
   params[tensors.TOKEN_TABLE] = transformers.swap_padding(table_VD, tokenizer.padding_id)
   build(params, saved.network).write(folder)
-  with contextlib.suppress(errors.InputError):  # Transformers may lack the architecture.
+  with contextlib.suppress(errors.InputError):  # if transformers lacks the encoder
     states = {"file_name": STATES_FILE}
     sentence_transformers.write_modules(saved, tokenizer, folder, model_args=states)
   # The tokenizer option `encode_special_tokens` changes how special tokens in a text are tokenized.
@@ -286,7 +286,7 @@ class _Stack(NamedTuple):
       x_BTD = graph.Add(x_BTD, graph.Gather(table_RD, self.position_T))
     if config.embedding_norm:
       x_BTD = self.norm(x_BTD, "encoder/embedding_layer_norm")
-    # All local layers share one attention bias and rotation, and so do all global layers.
+    # All local layers share one attention bias and rotation. All global layers share another.
     biases, rotations = {}, {}
     for is_local in {i in config.local_layers for i in range(config.num_layers)}:
       biases[is_local] = self.attention_bias(is_local)

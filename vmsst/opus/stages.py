@@ -172,7 +172,7 @@ def clean(
   return {"counts": counts, "held_out": by_set, "faults": faults, "fault_kinds": kinds}
 
 
-@functools.lru_cache(maxsize=1)  # Load the file only once per process.
+@functools.lru_cache(maxsize=1)  # Load the sentences only once per process.
 def _evaluation_sentences(path: str, digest: str) -> cleaning.EvaluationSentences:
   del digest
   return cleaning.EvaluationSentences.load(path)
