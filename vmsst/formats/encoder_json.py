@@ -137,7 +137,7 @@ def save_encoder_assets(
 
   Args:
     model: A `BitextModel`. The model's `sentence_encoder`, `vocabulary` and `max_length` are saved.
-      The `network` is saved too if the network has a decoder.
+      Its `network` is saved too if it has a decoder.
     directory: The folder. It is created if missing.
     languages: Language codes of the training data, if known.
 
@@ -323,7 +323,7 @@ def describe(network: Any) -> dict[str, Any]:
 
 
 def _attribute_types(cls: type) -> dict[str, Any]:
-  """Returns the types of a class's attributes by name, without those common to all Flax modules."""
+  """Returns the types of a class's attributes by name, except attributes of all Flax modules."""
   types_by_name = typing.get_type_hints(cls)
   names = (field.name for field in dataclasses.fields(cls))
   return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}

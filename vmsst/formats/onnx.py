@@ -47,8 +47,8 @@ def write(
   up to rounding error. The weights are in `model.onnx_data`.
 
   `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. This second
-  model returns the hidden states of the encoder, [B, T, D]. The backend works only if transformers
-  supports the encoder's architecture.
+  model returns the hidden states of the encoder, [B, T, D]. `backend="onnx"` works only if
+  transformers supports the encoder's architecture.
 
   The tokenizer in `tokenizer.json` produces `input_ids` and `attention_mask`. It truncates texts to
   the maximum length and pads them. If a text contains the padding token of an imported tokenizer,
@@ -215,7 +215,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   """Builds the graph that maps token ids to sentence vectors and hidden states.
 
   Args:
-    params: Network parameters by name, with separate layers.
+    params: Network parameters by name, with separate arrays for each layer.
     network: The network.
 
   Raises:
@@ -312,7 +312,7 @@ class _Stack(NamedTuple):
     return x_BTD if config.norm_place == "after" else self.norm(x_BTD, "encoder/encoder_norm")
 
   def attention_bias(self, is_local: bool) -> str:
-    """Returns the position biases plus masks for attention logits, [B, 1 or H, 1 or T, T]."""
+    """Returns the position biases and masks to add to attention logits, [B, 1 or H, 1 or T, T]."""
     graph, config = self.graph, self.config
     # Biases for visible tokens and for masked tokens.
     values = np.float32(0), np.float32(t5.MASKED)

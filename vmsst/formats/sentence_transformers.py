@@ -359,7 +359,7 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
       f"{path}: not a list of sentence-transformers modules with 'type' and 'path': {error}. "
       "Custom code is not supported, and each path must be the name of a folder next to this file"
     ) from None
-  # A class's package differs between versions, but its name does not.
+  # The package of a class differs between versions, but the class name does not.
   modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in entries]
   kinds = [kind for kind, _ in modules]
   first = 1 if kinds[:1] == [static.MODULE] else 2

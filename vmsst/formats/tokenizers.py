@@ -774,7 +774,7 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     )
     return ExportedTokenizer(
       content=json.dumps(record, ensure_ascii=False).encode(),
-      # Without a padding token, any token works, because masked positions have no effect.
+      # Without a padding token, pad with any token, because padding is masked.
       padding=tokens.get(vocabulary.padding_id) or eos or "",
       padding_id=vocabulary.padding_id,
       unknown=unknown,

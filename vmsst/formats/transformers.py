@@ -215,7 +215,7 @@ class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Ropes(msgspec.Struct, frozen=True):
-  """Rotary position settings for both layer types. transformers ignores all other keys."""
+  """Rotary position settings for global and local layers. transformers ignores all other keys."""
 
   full_attention: _Rope = _Rope()
   sliding_attention: _Rope = _Rope()

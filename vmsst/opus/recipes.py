@@ -261,8 +261,8 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
 
   A cell is one corpus for one language pair. The sample from a cell consists of the rows with the
   lowest ranks. Within the sample, the lowest-ranked rows are used for validation. Ranks are
-  pseudo-random, so the sample is random, and the sample for a smaller cap is a subset of the sample
-  for a larger cap. If a language still has more training pairs than its target after the caps are
+  pseudo-random, so the sample is random. The sample for a smaller cap is a subset of the sample for
+  a larger cap. If a language still has more training pairs than its target after the caps are
   applied, the language's largest cells are reduced to the same size, and its smaller cells are used
   in full.
 
