@@ -88,7 +88,7 @@ def embed_bitext(
     patterns: Bitext files, as in training. Quote patterns.
     languages: Languages of the bitext (default: from the file names).
     batch_size: Sentences per batch.
-    refresh: Replace vectors that a different encoder, or an older version of this encoder, wrote.
+    refresh: Replace vectors from a different encoder or an older version of this encoder.
   """
   from vmsst.data import readers, tables
   from vmsst.encoder import encoding, loading

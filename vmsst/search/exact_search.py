@@ -27,7 +27,7 @@ _TASK_ROWS = 1 << 11  # Sources per thread task. This number affects rounding.
 _GROUP = 32  # Sources per group. Each target's k best sources are in its k best groups.
 _SEARCHING = threading.Lock()  # Lock held while BLAS is limited to one thread.
 # Block sizes in `search_blocks`: maximum sources, maximum targets, and minimum sources. All are
-# multiples of the number of rows that `search` reads at once.
+# multiples of the number of rows that a search reads at once.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
 _SOURCE_BLOCKS = 8  # Blocks of sources at most, unless they would exceed the maximum size.
 
