@@ -3,10 +3,10 @@
 The name of an array ends with one letter per axis (`hidden_BTD`). The whole library uses the same
 letters: `B` batch (pairs or sentences), `T` and `U` tokens, `D` hidden state width, `E` token
 vector width or input width of a projection, `S` semantic latent, `G` language latent, `Z` both
-latents (decoder input), `V` vocabulary, `N` and `M` sentences in two pools, `P` a subset of
-sentences, or pairs, `F` distinct sentences, `C` a block of sentences or tokens, `Q` queries, `K`
-neighbors or negatives, `L` languages or labels, `R` rows, or source and target, `H` attention
-heads, `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X` or `Y`, or gives a
+latents (decoder input), `V` vocabulary, `N` and `M` sentences in two pools, `P` pairs or a
+subset of sentences, `F` distinct sentences, `C` a block of sentences or tokens, `Q` queries, `K`
+neighbors or negatives, `L` languages or labels, `R` rows or the two texts of a pair, `H` attention
+heads, and `A`, `I` and `O` other inputs and outputs. A module that uses `W`, `X` or `Y`, or gives a
 different meaning to one of the letters above, defines the letter in its docstring.
 
 Importing this package is fast, because each public name is imported only when it is first used.

@@ -89,10 +89,10 @@ def finetune(
       `vmsst.TrainingSet` objects. By default, all pairs in a batch come from the same set.
     output: Folder for the run. vmsst.load, vmsst export and vmsst eval can open this folder, and
       its file report.md shows the results.
-    dev: Held-out pairs, or a folder in BEIR's layout, to evaluate before and during training. The
-      evaluations select the best checkpoint. Pairs are evaluated by retrieval in both directions,
-      or by rank correlation if they have scores. In Python, you can also pass a list or dictionary
-      of sets, or a `vmsst.RetrievalSet`. If omitted, the last checkpoint is selected.
+    dev: Held-out pairs, or a folder in BEIR's layout, for evaluations before and during training.
+      The evaluations select the best checkpoint; without them, the last checkpoint is selected.
+      Pairs are evaluated by retrieval in both directions, or by rank correlation if they have
+      scores. In Python, you can also pass a list or dictionary of sets, or a `vmsst.RetrievalSet`.
     dev_metric: Metric that selects the best checkpoint, named as in the report, such as
       accuracy/dev or ndcg@10/nq (default: the first metric of each set, averaged over all sets).
     objective: Training loss. contrastive: makes a text more similar to its positive than to the
@@ -119,14 +119,14 @@ def finetune(
     max_length: Maximum number of tokens per text, for training and for the tuned encoder (default:
       the encoder's maximum, but no more than 128).
     eval_every: Steps between evaluations and checkpoints.
-    patience: Stop after this many evaluations without improvement (default: never).
+    patience: Stop after this many consecutive evaluations without improvement (default: never).
     matryoshka_dims: Also train vectors truncated to these dimensions.
     matryoshka_layers: Also train the encoder truncated to these numbers of layers.
-    slices: Number of slices to split each batch into if a whole batch does not fit into memory
-      (gradient caching).
+    slices: Number of slices to split each batch into (gradient caching). Use more slices if a
+      batch does not fit into memory.
     freeze_tokens: Freeze the token table, which holds most of a multilingual encoder's parameters.
-    lora_rank: Rank for LoRA, which saves memory by training low-rank updates of the kernels instead
-      of all parameters. The tuned encoder includes the updates (default: no LoRA).
+    lora_rank: Rank for LoRA (default: no LoRA). LoRA saves memory by training low-rank updates of
+      the kernels instead of all parameters. The tuned encoder includes the updates.
     compute_dtype: Dtype of the activations during training. The parameters and the tuned encoder
       stay in float32.
     average: Number of checkpoints to average: the best checkpoints, or the last checkpoints if dev
@@ -186,7 +186,7 @@ def finetune(
     encoder = loading.load(start)
   elif encoder.path is not None and encoder.prompt is None:
     start = encoder.path
-  else:  # The trimmed encoder, or its changed prompt, is not saved yet.
+  else:  # A trimmed encoder or a changed prompt is not saved yet.
     unsaved = encoder
   max_length = max_length or min(encoder.max_length, 128)
   inputs: dict[str, Any] = {"encoder": encoding.identity(encoder, start)}
@@ -213,7 +213,7 @@ def finetune(
   vectors = None  # folder with the teacher's vectors
   if teacher is not None:
     inputs["teacher"], vectors = _teacher(os.fspath(teacher))
-  # Report the loss of held-out pairs if the run can compute their objective.
+  # Report the loss on held-out pairs if the run can compute their objective.
   computable = {*get_args(Objective)} - {*_TAUGHT, "ems"} | {*objectives}
   if vectors is not None:  # These are vectors for the training pairs, not for held-out pairs.
     computable -= {*_TAUGHT}
@@ -542,8 +542,8 @@ def optimizer(
   Args:
     schedule: Function that takes a step and returns its learning rate.
     frozen: Regular expressions for the names of frozen parameters.
-    lora_rank: Rank of the LoRA updates. LoRA freezes all parameters except the kernels
-      (default: no LoRA).
+    lora_rank: Rank of the LoRA updates (default: no LoRA). LoRA changes only the kernels that
+      `lora_targets` matches.
     lora_alpha: LoRA's factor alpha (default: twice the rank).
     lora_targets: Regular expressions for the names of the kernels to train with LoRA.
     row_wise: Whether to update only the token table rows that a batch uses; see
@@ -579,7 +579,7 @@ def _teacher(teacher: str) -> tuple[Any, str | None]:
   folder = os.path.abspath(os.path.expanduser(teacher))
   record = os.path.join(folder, manifest.NAME)
   description = os.path.join(folder, encoder_json.ENCODER_FILE)
-  # A training run contains both files. A folder with vectors contains only the record.
+  # A training run contains job.json and encoder.json. A folder with vectors contains only job.json.
   if os.path.isfile(record) and not os.path.isfile(description):
     return manifest.read(folder).inputs.get("encoder"), folder
   return encoding.identity(loading.load(teacher), teacher), None

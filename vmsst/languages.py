@@ -30,7 +30,7 @@ Germanic and Celtic families, because their branches are undisputed and papers c
 branches.
 
 The table is in `languages.tsv`. Append a new language as the last row, with the next index, because
-checkpoints store embeddings by index. If a code has several scripts, list the default script first.
+checkpoints store embeddings by index.
 """
 
 import csv
@@ -190,7 +190,8 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
       all languages). All remaining languages are assigned afterwards.
 
   Raises:
-    InputError: If `count` is below 1 or above the number of languages, or if a code is unknown.
+    InputError: If `count` is below 1 or above the number of languages to distribute, or if a code
+      is unknown.
   """
   balanced = range(NUM_LANGUAGES) if codes is None else sorted({language(x).index for x in codes})
   if not 1 <= count <= len(balanced):
@@ -198,7 +199,7 @@ def random_groups(count: int, seed: int = 0, codes: Iterable[str] | None = None)
   rng = random.Random(seed)
   order = [*balanced, *(i for i in range(NUM_LANGUAGES) if i not in balanced)]
   groups: list[int] = []
-  # Each group gets one of the next `count` languages. Python guarantees reproducible numbers for
+  # Each group gets one of every `count` languages. Python guarantees reproducible numbers for
   # random(), but not for shuffle().
   while len(groups) < NUM_LANGUAGES:
     groups += sorted(range(count), key=lambda _: rng.random())

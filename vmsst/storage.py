@@ -184,7 +184,7 @@ def find(folder: "Path", pattern: str) -> list["Path"]:
 
 
 def refuse(error: OSError) -> None:
-  """Raises InputError for an existing folder that `os.walk` cannot list and would silently skip."""
+  """Error handler for `os.walk`: raises InputError if an existing folder cannot be listed."""
   if not isinstance(error, FileNotFoundError):
     raise errors.InputError(f"{error.filename}: cannot be read: {error.strerror}") from None
 
@@ -321,8 +321,7 @@ def _below(folder: pathlib.Path, name: str) -> pathlib.Path:
 def local_copy(location: str | os.PathLike[str]) -> Iterator[pathlib.Path]:
   """Yields a local path for a file or folder. For a URL, this is the path of a temporary copy.
 
-  The path of the copy contains all folder names in the URL. Error messages show the URL instead of
-  this path.
+  The temporary path ends with the path in the URL. Error messages show the URL instead.
 
   Raises:
     InputError: If the file or folder cannot be read.

@@ -45,7 +45,7 @@ def _squared_error(x_BS: Float[Array, "B S"], y_BS: Float[Array, "B S"]) -> Floa
 
 
 class Labels(NamedTuple):
-  """Target distributions: for each query, the weight of every pair as its answer.
+  """Target distributions: for each query, the weight of each candidate answer.
 
   Attributes:
     row_BB: Weights if rows (sources) are the queries.
@@ -78,7 +78,7 @@ def soft_labels(score_BB: Float[Array, "B B"], *, row_normalized: bool = False) 
 
 
 def cross_lingual_loss(score_BB: Float[Array, "B B"], labels: Labels) -> Float[Array, "B"]:
-  """Returns the loss of each pair, summed over both directions, in nats (equation 2 is the mean).
+  """Returns each pair's loss, summed over both directions, in nats; equation 2 averages over pairs.
 
   loss_k = -sum_j row_kj log softmax_n(score_kn)_j - sum_i column_ik log softmax_n(score_nk)_i
 

@@ -1,7 +1,7 @@
-"""Cross-lingual token-level reconstruction (XTR): sentence vectors predict tokens of translations.
+"""Cross-lingual token-level reconstruction (XTR): sentence vectors predict a translation's tokens.
 
-The target distribution of a sentence covers a few tokens. Its KL divergence from a softmax needs
-only the softmax's log-normalizer and the logits of these tokens:
+The target distribution p of a sentence covers only a few tokens. To compute its KL divergence from
+a softmax over the vocabulary, only the log-normalizer and the logits of these tokens are needed:
 
   KL(p || softmax(x)) = sum_w p(w) log p(w) + logsumexp(x) sum_w p(w) - sum_w p(w) x_w
 
@@ -10,12 +10,12 @@ target array as large as the vocabulary. At any time, logits exist for only a fe
 their gradients are computed in the forward pass (see `vmsst.losses.vocabulary`). The results are
 exact.
 
-Because only a few tokens have a nonzero probability, a target distribution is stored as a list of
-tokens with their shares of the probability. If a token occurs twice, its shares add up. The paper
-divides by the sentence length without defining it. As the length, this module counts all tokens,
-including unknown tokens, but not padding. EMS's vocabulary has neither BOS nor EOS. If a vocabulary
-has such tokens (<s> and </s>, [CLS] and [SEP]), `special_ids` excludes them, because they carry no
-information about the sentence.
+A target distribution is stored as a list of tokens with their shares of the probability. If a token
+occurs twice, its shares add up. The paper divides token counts by the sentence length, but does not
+define this length. Here, the length is the number of tokens, including unknown tokens, without
+padding. EMS's vocabulary has neither BOS nor EOS. If a vocabulary has such tokens (<s> and </s>,
+[CLS] and [SEP]), `special_ids` excludes them from the targets and from the length, because they
+carry no information about the sentence.
 
 Axes: `E` width of the vocabulary projection's input, `C` sentences per chunk, `N` chunks.
 
@@ -63,7 +63,7 @@ def xtr_targets(
 
   Args:
     tokens_BT: Tokens of the sentence to predict, which is the other side of the pair; 0 is padding.
-    special_ids: Ids in addition to padding that do not count as tokens, such as BOS and EOS.
+    special_ids: Ids that, like padding, do not count as tokens, such as BOS and EOS.
     count_repeats: If False, a token has the share 1 / |S| however often it occurs, as in the
       released code; shares may then sum to less than 1.
   """
@@ -102,7 +102,7 @@ def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTarget
 
 def negative_entropy(targets: TokenTargets) -> Float[Array, "B"]:
   """Returns sum_w p(w) log p(w) for each distribution, in nats."""
-  # Summing share * log(p of its token) over positions adds up the shares of each token.
+  # The shares of a token w sum to p(w), so sum share * log p(w) over the positions in the list.
   same_BTT = targets.tokens_BT[:, :, None] == targets.tokens_BT[:, None, :]
   probability_BT = jnp.sum(jnp.where(same_BTT, targets.share_BT[:, None, :], 0.0), axis=2)
   log_BT = jnp.log(jnp.where(targets.share_BT > 0, probability_BT, 1.0))
@@ -127,10 +127,10 @@ def weighted_kl(
   not targets. The second result, the KL of each sentence, has no gradient, so `weights_B` must
   include all masks, averaging factors and loss weights.
 
-  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
-  and kernel columns stay on the devices assigned to "vocab", if these devices can divide the
-  columns evenly. Devices exchange only vectors and scalars for each sentence and, once, the kernel
-  gradient. They never exchange kernel columns or logits.
+  On a mesh (`jax.set_mesh` and logical axis rules), sentences stay on the devices assigned to
+  "batch", and kernel columns stay on the devices assigned to "vocab", if the number of these
+  devices divides V. Devices exchange only vectors and scalars for each sentence and, once, the
+  kernel gradient. They never exchange kernel columns or logits.
 
   Args:
     hidden_BE: One vector per sentence.
@@ -151,7 +151,7 @@ def weighted_kl(
 
 
 class _Inputs(NamedTuple):
-  """The differentiable inputs, or their gradients."""
+  """The differentiable inputs of `_cross_entropy`, or their gradients."""
 
   hidden_BE: Any
   kernel_EV: Any
@@ -195,7 +195,7 @@ class _Plan(NamedTuple):
     return x.reshape(chunks, size, *x.shape[1:])
 
   def over_vocab(self, reduce: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
-    """Returns `x` reduced over the devices that share the vocabulary."""
+    """Reduces `x` over devices if the vocabulary is sharded; otherwise, returns `x`."""
     return reduce(x, self.vocab_axes) if self.vocab_axes else x
 
   def on_mesh(self, function: Callable[..., Any], outputs: Any) -> Callable[..., Any]:

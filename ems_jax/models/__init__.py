@@ -1,1 +1,1 @@
-"""EMS models, which combine a network and its losses behind T5X's model interface."""
+"""EMS and related models: each combines a network with its losses and has T5X's model interface."""

@@ -78,9 +78,8 @@ class StudentModel(base.BitextModel):
   ) -> Float[Array, "B 2 S"]:
     """Returns the student's vectors for both sides."""
     tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
-    packing = batch.get("packing")
     return gradient_caching.embed_texts(
-      self.network, params, tokens_B2T, packing, slices=self.embedding_slices, rng=dropout_rng
+      self.network, params, tokens_B2T, batch, slices=self.embedding_slices, rng=dropout_rng
     )
 
   def _teacher_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
@@ -158,8 +157,8 @@ class DistillationModel(StudentModel):
     """Returns the mean loss over pairs, and metrics.
 
     Metrics: see `common_metrics` and `matryoshka.mean_loss`; also cosine/inputs and cosine/targets
-    (-1 to 1, between the student's vector for that side and the teacher's vector). For truncated
-    vectors, the loss is still divided by the full number of dimensions.
+    (-1 to 1, between the student's vector for that side and the teacher's vector for the anchor).
+    For truncated vectors, the squared error is still divided by the full number of dimensions.
 
     Raises:
       InputError: If the teacher's and student's vectors differ in width.

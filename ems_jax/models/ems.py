@@ -32,9 +32,10 @@ _Term = tuple[Float[Array, ""], base.Metrics]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class EmsModel(base.BitextModel):
-  """Trains vectors to predict the tokens of a translation and to be closest to its vector.
+  """Trains sentence vectors to predict a translation's tokens and to be closest to its vector.
 
-  The loss of a pair, averaged over the batch's pairs (equations 6, 8 and 12):
+  The loss of a batch is the mean over its pairs. The loss of a pair (x_i, x_j) is (equations 6, 8
+  and 12)
 
     KL(p(x_j) || q(x_i)) + KL(p(x_i) || q(x_j))
       - log softmax_k(sim(x_i, x_k) / T)_j - log softmax_k(sim(x_k, x_j) / T)_i
@@ -60,8 +61,9 @@ class EmsModel(base.BitextModel):
     mask_id: Id of the mask token; it must not occur in text.
     count_repeats: If False, every distinct token in the XTR targets has the same share, however
       often it occurs, as in the released code.
-    negative_groups: Number of groups into which consecutive pairs are divided; negatives come only
-      from the same group. One group per device gives the same negatives as the released code.
+    negative_groups: Number of groups of consecutive pairs into which a batch is divided; negatives
+      come only from the same group. With one group per device, as in the released code, a pair's
+      negatives come only from its own device.
     embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
     matryoshka_dims: Sizes for the contrastive loss; see
       `vmsst.models.contrastive.InBatchNegativesModel`.
@@ -138,7 +140,7 @@ class EmsModel(base.BitextModel):
       )
       read_B2T = jnp.concatenate([read_B2T[..., : self._leading_count], words_B2U], axis=-1)
     vector_B2S = gradient_caching.embed_texts(
-      self.network, params, read_B2T, slices=self.embedding_slices, rng=encoder_rng
+      self.network, params, read_B2T, batch, slices=self.embedding_slices, rng=encoder_rng
     )
     terms = {}
     if self.network.xtr:
@@ -218,7 +220,7 @@ def mask_one_token(
   Args:
     tokens_B2T: Both sides of each pair; 0 is padding.
     mask_id: Id that replaces the token.
-    special_ids: Ids in addition to padding that are never masked, such as EOS.
+    special_ids: Ids that, like padding, are never masked, such as EOS.
     rng: Random key.
 
   Returns:

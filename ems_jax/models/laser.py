@@ -25,7 +25,7 @@ class Translations(NamedTuple):
 
   Attributes:
     sources_BT: Tokens to encode.
-    targets_BT: Tokens to predict; only padding if a pair has no such translation.
+    targets_BT: Tokens to predict; only padding if a pair has no translation.
     languages_B: Languages of the targets.
   """
 
@@ -48,11 +48,10 @@ class LaserModel(base.BitextModel):
 
     - sum_t log p(y_t | y_<t, l_y, u(x)) / number of tokens
 
-  u(x) is the maximum of the encoder's hidden states over the sentence x, and l_y is the language of
-  its translation y. Each side in one of the `target_languages` is predicted from the other side
-  of its pair. A pair with two such sides is therefore used in both directions, and a pair
-  without such a side is ignored. The metric `translations_per_example` is the mean number of
-  translations per pair.
+  u(x) is the maximum of the encoder's hidden states over the tokens of the sentence x, and l_y is
+  the language of its translation y. Each side in one of the `target_languages` is predicted from
+  the other side of its pair. A pair with two such sides is therefore used in both directions, and a
+  pair without such a side is ignored.
 
   Attributes:
     network: Encoder and decoder.
@@ -92,12 +91,13 @@ class LaserModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss in nats per token, and metrics, without dropout if `dropout_rng` is None.
+    """Returns the loss in nats per token, and metrics; no dropout if `dropout_rng` is None.
 
     Metrics: loss, nll/translation (equal to the loss; all models with a decoder use this name),
-    token_accuracy/translation (0 to 1, given the earlier tokens), translations_per_example (0 to
-    2), tokens_per_example (real tokens on both sides). A batch without translations has a loss of
-    0. The averaged metrics are NaN if no batch contains a translation.
+    token_accuracy/translation (0 to 1, given the earlier tokens), translations_per_example (mean
+    number of translations per pair), tokens_per_example (real tokens on both sides). A batch
+    without translations has a loss of 0. If no batch contains a translation, the averages of loss,
+    nll/translation and token_accuracy/translation over batches are NaN.
     """
     pairs = bitranslation.pairs_in_batch(batch)
     is_target_B2 = jnp.isin(pairs.languages_B2, jnp.array(self._target_rows))
@@ -106,7 +106,7 @@ class LaserModel(base.BitextModel):
     weight = 1 / jnp.maximum(tokens, 1)
     first_rng, second_rng = base.split_rng(dropout_rng, 2)
     loss, correct = self._score(params, first, weight, first_rng)
-    # Skip the second direction if no pair has two target languages.
+    # Skip the second translations if no pair has one.
     second_loss, second_correct = jax.lax.cond(
       second.tokens > 0,
       lambda: self._score(params, second, weight, second_rng),
@@ -130,7 +130,7 @@ class LaserModel(base.BitextModel):
     weight: Float[Array, ""],
     dropout_rng: jax.Array | None,
   ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Returns the weighted negative log-likelihood, and the number of correct tokens."""
+    """Returns the negative log-likelihood times `weight`, and the number of correct tokens."""
     vector_BS = sentence_encoder.embed(
       self.network, params, rows.sources_BT, dropout_rng=dropout_rng
     )

@@ -47,7 +47,7 @@ class SoftContrastiveModel(distillation.StudentModel):
     scale: Factor applied to every cosine, 1 / tau.
     monolingual: Whether to add L_mono to the loss (TCM).
     cross_weight: lambda, the weight of L_cross if L_mono is added; unused otherwise.
-    row_normalized: Whether to use the labels from the paper's equations in the second direction
+    row_normalized: Whether to use the paper's labels, normalized over targets, in both directions
       (see `ems_jax.losses.distillation`).
 
   For the inherited attributes, see `distillation.StudentModel`.

@@ -112,7 +112,7 @@ class EmsNetwork(nn.Module):
       sentence_encoder.masked_mean(hidden_BTD, mask_BT), ("batch", "kv")
     )
     if self.is_initializing():
-      # Initialization calls only this method, so it must also create the heads' parameters.
+      # Flax initializes only what this method calls, so call the heads to create their parameters.
       if self.xtr:
         self.xtr_hidden(vector_BS, jnp.zeros_like(tokens_BT[:, 0]))
         self.xtr_kernel()
@@ -150,7 +150,7 @@ class EmsNetwork(nn.Module):
     return self.xtr_logits()
 
   def project(self, vector_BS: Float[Array, "B S"]) -> Float[Array, "B C"]:
-    """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10, 11), float32; without projection, u."""
+    """Returns W_1 relu(W_2 u + b_2) + b_1 (equations 10, 11), float32; u if projection is off."""
     if not self.projection_dim:
       return vector_BS
     compared_BC = self.projection(nn.relu(self.projection_hidden(vector_BS)))

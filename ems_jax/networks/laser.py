@@ -6,8 +6,8 @@ table and the encoder have the same names as in a sentence encoder, so that infe
 without the decoder.
 
 In LASER's released training code, the vocabulary projection has a bias for each vocabulary piece.
-Here, the vocabulary projection has no bias of its own, but it maps the bias of the decoder's output
-to a bias for the logits.
+Here, the projection has no bias. The last layer of the LSTM decoder has one, and the product of
+this bias and the projection kernel acts as a bias for the logits.
 
 Axes: `O` width of the decoder's output, which is the input of the vocabulary projection.
 
@@ -120,8 +120,8 @@ class LaserNetwork(nn.Module):
   """An encoder, and a decoder conditioned on the encoder's max-pooled states at every step.
 
   Attributes:
-    config: Configuration of the encoder. The decoder sizes in an `LstmConfig` are ignored; with any
-      encoder, the attributes below set the decoder's sizes.
+    config: Configuration of the encoder. The attributes below set the decoder's sizes; if `config`
+      is an `LstmConfig`, its own decoder sizes are ignored.
     target_emb_dim: Width of the decoder's token embeddings (E); the decoder has its own table.
     decoder_dim: Width of the LSTM decoder's state.
     decoder_output_dim: Width of the LSTM decoder's output (O), the input of the vocabulary
@@ -131,7 +131,8 @@ class LaserNetwork(nn.Module):
     initializer_range: The parameters of the LSTM decoder, or the tables of a transformer decoder,
       are initialized uniformly between -`initializer_range` and `initializer_range`.
     transformer_decoder: Configuration of a transformer decoder (default: use the LSTM decoder). Its
-      `emb_dim` must be the sum of target_emb_dim, language_dim and the width of a sentence vector.
+      `emb_dim` must be the sum of `target_emb_dim`, `language_dim` and the width of a sentence
+      vector.
   """
 
   config: sentence_encoder.EncoderConfig
@@ -205,7 +206,7 @@ class LaserNetwork(nn.Module):
     hidden_BTD = self.encoder(self.token_embedder(tokens_BT), mask_BT, deterministic=deterministic)
     vector_BS = layouts.constrain(sentence_encoder.masked_max(hidden_BTD, mask_BT), ("batch", "kv"))
     if self.is_initializing():
-      # Initialization calls only this method, so it must also create the decoder's parameters.
+      # Flax initializes only what this method calls, so call the decoder to create its parameters.
       self.decode(tokens_BT, jnp.zeros_like(tokens_BT[:, 0]), vector_BS)
     return vector_BS
 
@@ -217,7 +218,7 @@ class LaserNetwork(nn.Module):
     *,
     deterministic: bool = True,
   ) -> vmsst_networks.Projection:
-    """Returns the vocabulary projection's input for each token, given the tokens before it.
+    """Returns the projection that predicts each token from the sentence and the tokens before it.
 
     Args:
       tokens_BT: Tokens to predict; padding must be at the end.

@@ -284,8 +284,8 @@ class Backend:
   Attributes:
     backend: jax or onnx. ONNX Runtime is faster on CPUs, and computes in float32 (default: jax on
       accelerators, onnx on CPUs if ONNX Runtime is installed).
-    prompt_name: Name of one of the encoder's prompts, such as query or passage, to put before every
-      text (default: the document prompt in embed, the query prompt in search, otherwise the
+    prompt_name: Which of the encoder's prompts to put before every text, by its name, such as query
+      or passage (default: the document prompt in embed, the query prompt in search, otherwise the
       encoder's default prompt).
     prompt: Prompt to put before every text.
     compute_dtype: Data type of the activations (default: as in training).

@@ -88,7 +88,7 @@ def embed_bitext(
     patterns: Bitext files, as in training. Quote patterns.
     languages: Languages of the bitext (default: from the file names).
     batch_size: Sentences per batch.
-    refresh: Replace vectors that a different encoder, or an older version of this encoder, wrote.
+    refresh: Replace vectors from a different encoder or an older version of this encoder.
   """
   from vmsst.data import readers, tables
   from vmsst.encoder import encoding, loading
@@ -150,8 +150,8 @@ def mine_negatives(
     corpus: Documents to search, one per line (default: the positives of all pairs).
     field: Column or key of the documents in the corpus (default: column 1 of .tsv files, or column
       2 if column 1 contains numbers; the key "text" in .jsonl files; otherwise the whole line).
-    teacher: Encoder that scores the texts by cosine, for the margin and for `vmsst finetune
-      --objective kl_divergence` (default: ENCODER scores the texts for the margin).
+    teacher: Second encoder. The margin uses its cosines, and the output contains them for `vmsst
+      finetune --objective kl_divergence` (default: the margin uses the cosines of ENCODER).
     count: Maximum number of hard negatives per pair.
     range_min: Number of nearest documents to skip, not counting positives.
     range_max: Number of nearest documents to consider, not counting positives (default: RANGE_MIN +
@@ -239,8 +239,8 @@ def build(
     input: Folder of OPUS releases.
     held_out: Folder of evaluation sets. Their sentences are excluded.
     output: TFDS data folder for the dataset opus_bitext/NAME.
-    work: Local folder for unfinished files. Required if --output is in an object store (default:
-      --output).
+    work: Local folder for unfinished files (default: --output). Required if --output is in an
+      object store.
   """
   with errors.requires("opus", "building a dataset"):
     from vmsst.opus import builder

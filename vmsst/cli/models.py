@@ -167,7 +167,7 @@ def push(
     public: Upload to a public repository, new or existing (default: to a private repository).
     revision: Branch, which is created if it does not exist (default: main).
     license: License in the model card, such as apache-2.0.
-    results: Output folder of `vmsst eval`. The model card shows its averages.
+    results: Output folder of `vmsst eval`, with the averages to show in the model card.
     pretokenized: As in `vmsst export sentence-transformers`.
   """
   from vmsst.encoder import loading

@@ -98,10 +98,10 @@ def score(
       log-likelihoods: the mean of both directions, TARGET given SOURCE, and SOURCE given TARGET.
     per_token: Divide log-likelihoods by the number of tokens (default: sum over tokens).
     fields: Columns that contain source and target in TSV files, counted from 1, or keys in JSON
-      Lines. The default for one file is columns 1 and 2, or 2 and 3 if column 1 contains numbers,
-      as in `vmsst mine` output; in .jsonl files, the keys "source" and "target". The default for
-      two files is column 1 of .tsv files, the key "text" in .jsonl files, and otherwise the whole
-      line.
+      Lines. The default for one file is columns 1 and 2 (2 and 3 if column 1 contains numbers,
+      as in the output of `vmsst mine`) or, in .jsonl files, the keys "source" and "target". The
+      default for two files is column 1 of .tsv files, the key "text" of .jsonl files, and otherwise
+      the whole line.
     languages: Languages of both texts, for encoders that require them.
   """
   from vmsst.cli import vector_jobs
@@ -161,7 +161,7 @@ class Pairs:
       distance subtracts the mean, and absolute is the cosine alone.
     retrieval: Pairs to select. forward takes the best target for each source, backward takes the
       best source for each target, and intersection takes the pairs that both of these select. max
-      takes pairs from the best to the worst and uses each sentence once.
+      takes pairs from the best to the worst and uses each sentence at most once.
     threshold: Minimum score of a pair; cannot be used with --gold.
   """
 

@@ -212,7 +212,7 @@ def _search_block(
 
 
 def describe(text: EmbeddedText) -> dict[str, Any]:
-  """Returns the identity of a text and its vectors, for the inputs of a job."""
+  """Returns the identity of a text and its vectors, to record among a job's inputs."""
   name = f"{text.path} with {text.vectors.folder}"
   return {"name": name, "digest": manifest.digest(text.digest, text.vectors.digest)}
 

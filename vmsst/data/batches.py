@@ -29,7 +29,7 @@ Batch = Mapping[str, np.ndarray]
 
 CHUNK = 256  # number of rows that are read and tokenized together
 GROUP = 16  # number of batches whose rows are sorted by length together
-# Numbers of threads that read and tokenize chunks, and of chunks to read ahead
+# Number of threads that read and tokenize chunks, and number of chunks to read ahead
 READING = grain.ReadOptions(num_threads=min(os.cpu_count() or 1, 8), prefetch_buffer_size=32)
 READING_ONE_OF_MANY = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
 BOUNDARIES = (8, 12, 16, 24, 32, 48, 64, 96)  # maximum length of each length class
@@ -93,7 +93,7 @@ class Tokenizer:
     return result if self.keep_all else {name: column[keep_N] for name, column in result.items()}
 
   def _with_eos(self, ids: Sequence[Sequence[int]], *limits: int | None) -> list[list[int]]:
-    """Appends the EOS token, if there is one, and truncates the ids to the smallest limit."""
+    """Appends the EOS token, if any, and truncates each text to the smallest of `limits`."""
     limit = min((limit for limit in limits if limit), default=None)
     eos_id = self.vocabulary.eos_id
     return [vocabularies.cut_with_eos(text, limit or len(text) + 1, eos_id) for text in ids]
@@ -153,7 +153,7 @@ def read_rows(
   num_epochs: int | None = None,
   reading: grain.ReadOptions = READING,
 ) -> grain.IterDataset:
-  """Reads one shard of the tables. Each element has about `CHUNK` rows, as columns [N, ...].
+  """Reads one shard of the tables, in chunks of about `CHUNK` rows, as columns [N, ...].
 
   A table is shuffled in a new order in each epoch. The orders depend only on `seed` and `shard`.
   The state of a dataset iterator is a single number, so an interrupted training run resumes at
@@ -187,8 +187,8 @@ def read_rows(
       for index, (cycles, row) in enumerate(ends)
     )
 
-  # The pattern is repeated, and each repetition is a cycle. `rank` numbers the rows from each table
-  # within a cycle.
+  # The pattern is repeated. Each repetition is called a cycle. `rank` numbers the rows from each
+  # table within a cycle.
   def read(chunk: int) -> dict[str, np.ndarray] | None:
     cycle_N, slot_N = np.divmod(
       np.arange(chunk * CHUNK, min((chunk + 1) * CHUNK, total)), len(pattern)
@@ -253,8 +253,8 @@ def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray,
   """Returns a repeating order in which the tables alternate at their sampling rates.
 
   Returns:
-    Two arrays with one value for each row in the pattern: the index of the row's table [P], and the
-    row's position among all rows from the same table [P]. Also, the number of rows from each table.
+    Three arrays. For each row in the pattern: the index of the row's table [P], and the row's
+    position among the rows from the same table [P]. For each table: its number of rows.
   """
   counts = np.ones(len(rates), int)
   if len(rates) > 1:
@@ -426,9 +426,9 @@ def length_batches(
 
   Rows are sorted in groups of `GROUP` batches.
 
-  Graded pairs (one score per row) are not sorted. CoSENT compares the pairs within a batch, and
-  pairs of similar length often come from one genre. Sorted batches would train the order of scores
-  within genres only (benchmarks/finetune.py --objective=scores).
+  Graded pairs (one score per row) are not sorted, because CoSENT compares the pairs in a batch.
+  Pairs of similar length often come from the same genre, so a model trained on sorted batches would
+  learn to rank pairs only within a genre (see benchmarks/finetune.py --objective=scores).
 
   Args:
     rows: Dataset whose elements are groups of rows, as columns [N, ...], with token ids under

@@ -122,7 +122,7 @@ def parse(
 
 
 def _lines(name: str, chunks: Iterable[bytes]) -> Iterator[tuple[int, str, str] | Fault]:
-  """For each line, yields the number, location and text, or a fault if reading the line fails."""
+  """Yields the line number, the location for messages, and the text, or a fault, for each line."""
   number = 0
   try:
     for number, line in enumerate(archives.lines(chunks), 1):
@@ -183,7 +183,7 @@ def parse_tsv(path: str) -> Iterator[Row | Fault]:
 
 
 def json_lines(path: str) -> Iterator[tuple[int, str, Any] | Fault]:
-  """For each JSONL line, yields the number, location and value, or a fault if parsing fails."""
+  """Yields the line number, the location for messages, and the value, or a fault, for each line."""
   for item in _lines(path, archives.file_chunks(path)):
     if isinstance(item, Fault):
       yield item
@@ -203,9 +203,9 @@ def record_rows(
   """Yields one row for each positive in each record.
 
   Args:
-    records: The number, location and value of each record. The value is a sequence of texts or an
-      object. The texts are fields of the object, or of an inner object under the key "translation".
-      Faults are yielded unchanged.
+    records: For each record, the line number, the location for messages, and the value. The value
+      is a sequence of texts or an object. The texts are fields of the object, or of an inner object
+      under the key "translation". Faults are yielded unchanged.
     pair: The languages of the two sides, if known. Fields are then named by language code.
     fields: Names of the two text fields. If omitted, the fields are named by the language codes in
       `pair`. If the languages are also unknown, every field that contains a text or a list of texts
@@ -365,7 +365,7 @@ def _side(by_language: dict[Language | None, T], language: Language) -> T | None
   return by_language.get(next(variants, language))
 
 
-@functools.lru_cache(maxsize=1 << 12)  # Limit the size, because a file may contain many codes.
+@functools.lru_cache(maxsize=1 << 12)  # Limited, because a file may contain many codes.
 def language_or_none(code: str) -> Language | None:
   """Returns the language for a code, or None if the code is unknown."""
   try:

@@ -40,7 +40,7 @@ def check(texts: Iterable[str]) -> None:
   """Raises TypeError unless an object is an ordered iterable of texts.
 
   Rejects a single string, sets (they have no order), dictionaries and data frames (iteration yields
-  their keys), arrays that are not 1-D, and objects that are not collections.
+  their keys), arrays that are not 1-D, and objects that cannot be iterated.
   """
   is_collection = hasattr(texts, "__iter__") or hasattr(texts, "__getitem__")
   is_other_type = isinstance(texts, (str, bytes, bytearray, Mapping, set, frozenset))

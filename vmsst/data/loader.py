@@ -31,7 +31,9 @@ def get_batches(
   one_language_pair: bool = False,
   boundaries: Sequence[int] = batches.BOUNDARIES,
 ) -> batches.BatchIterator:
-  """Returns this host's part of each batch. In gin, set `train_script.train.get_dataset_fn` to it.
+  """Returns this host's part of each batch.
+
+  In gin, set `train_script.train.get_dataset_fn` to this function.
 
   Each host reads its shard of every task, and the rows of all hosts together form a batch. The
   order of the rows therefore depends on the number of hosts as well as on the seed. Grain reads
@@ -79,7 +81,7 @@ def get_batches(
   # Warn in training only, because an evaluation would repeat the warning for every task.
   batches.check_texts(texts, cfg.task_feature_lengths, warn=cfg.shuffle)
   seed = cfg.seed
-  if seed is None:  # All processes use process 0's time.
+  if seed is None:  # All processes use process 0's time as the seed.
     seed = multihost_utils.broadcast_one_to_all(np.int32(time.time()))
   seed = int(seed)
   size = cfg.batch_size // num_shards
@@ -157,7 +159,7 @@ def _spec(dataset: tf.data.Dataset) -> Spec:
 
 
 def from_tensorflow(dataset: tf.data.Dataset) -> batches.BatchIterator:
-  """Wraps a tf.data dataset of batches. The first iteration must yield them in a fixed order."""
+  """Wraps a tf.data dataset of batches. The order of the batches must not differ between runs."""
   return batches.BatchIterator(_TensorFlowDataset(dataset), _spec(dataset))
 
 

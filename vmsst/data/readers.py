@@ -1,12 +1,12 @@
 """Reads bitext files in every supported format, one pair at a time, in plain Python.
 
-Text files must be UTF-8, except that TMX may declare a different encoding. They may be gzipped
-(`.gz`). These formats are supported:
+Text files may be gzipped (`.gz`). They must be UTF-8, except that TMX may declare a different
+encoding. These formats are supported:
 
 | format | files | content |
 |---|---|---|
 | Moses | `x.de-en.de` and `x.de-en.en` | lines with the same number are translations |
-| TSV | `x.de-en.tsv` | source TAB target; or a header such as anchor TAB positive, then columns; |
+| TSV | `x.de-en.tsv` | source TAB target; or a header, such as anchor TAB positive; |
 | | | or, as `vmsst mine` writes it, score TAB source TAB target |
 | TMX | `x.de-en.tmx` | `<tu>` units with one `<tuv xml:lang>` per language |
 | JSONL | `x.de-en.jsonl` | `{"translation": {"de": ..., "en": ...}}`, or only the inner object; |

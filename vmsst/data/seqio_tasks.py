@@ -49,7 +49,7 @@ class TableSource(seqio.DataSource):
 
   @property
   def supports_arbitrary_sharding(self) -> bool:
-    """True. Shard i of n contains rows i, i + n and so on; row numbers continue across epochs."""
+    """True, because `batches.read_rows` can split the rows into any number of shards."""
     return True
 
   def list_shards(self, split: str) -> Sequence[str]:
@@ -250,7 +250,7 @@ def check_lengths(
   Args:
     shapes: Shape of each column in one row.
     lengths: `task_feature_lengths`; see `BitextFeatureConverter`.
-    passed_through: Further features that may have a length.
+    passed_through: The converter's passthrough features. They may have lengths, too.
   """
   possible = {*(BitextFeatureConverter.TASK_FEATURES.keys() & shapes.keys()), *passed_through}
   if "inputs" not in lengths or not possible.issuperset(lengths):
@@ -422,6 +422,6 @@ def languages(mixture_or_task_name: Any) -> list[str] | None:
 
 
 def _rate(task: seqio.Task, power: float) -> float:
-  """Returns a task's sampling weight, which is a power of its number of pairs."""
+  """Returns a task's sampling weight, a power of the task's number of pairs."""
   split = "train" if "train" in task.splits else "validation"
   return float(task.num_input_examples(split)) ** power

@@ -47,7 +47,7 @@ class TrainingSet:
     negatives: Maximum number of hard negatives per pair (default: all).
     objective: Loss for this set (default: the run's loss).
     weight: Sampling weight, relative to the weights of the other sets (default: the number of
-      pairs).
+      pairs, raised to the power `sampling_power`).
   """
 
   data: Data
@@ -283,8 +283,8 @@ def get_batches(
       power.
     mixed: Whether each batch mixes rows from all sets. If false, all rows in a batch come from one
       set. The sampling rates of the sets are the same either way.
-    pack: Whether to add the feature `packing` (see `vmsst.data.packing`) to each batch. The encoder
-      must be a transformer on one device, and the trainer must not use microbatches.
+    pack: Whether to add the feature `packing` (see `vmsst.data.packing`) to each batch. Requires
+      a transformer, a single device, and training without gradient caching or microbatches.
 
   Raises:
     InputError: If a weight is not positive, or `mixed` is set and the sets have different columns.

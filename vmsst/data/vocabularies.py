@@ -367,7 +367,7 @@ def train_vocabulary(
       eos_id=1,
       unk_id=2,
       bos_id=-1,
-      num_threads=8,  # This is fixed, because the summation order affects the model.
+      num_threads=8,  # The number of threads affects the summation order and thus the model.
       minloglevel=2,
     )
   except (RuntimeError, ValueError, OSError) as error:

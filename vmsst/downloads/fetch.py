@@ -137,7 +137,7 @@ class Fetcher:
     return self._persist(url, attempt, lambda: 0)
 
   def _persist(self, url: str, attempt: Callable[[], _T], progress: Callable[[], int]) -> _T:
-    """Calls `attempt` until a call succeeds. Any progress resets the failure count."""
+    """Calls `attempt` until a call succeeds, or too many calls in a row make no progress."""
     furthest = failures = 0
     while True:
       try:

@@ -77,10 +77,10 @@ def releases(
   Args:
     fetcher: Downloads the lists.
     corpora: (name, version) pairs. If a version is None, the latest version is used.
-    keep: Selects language pairs.
+    keep: Filter for language pairs.
 
   Raises:
-    InputError: If OPUS has no such corpus or version, or a record is not a release.
+    InputError: If OPUS has no such corpus or version, or lists a file that is not a release.
     msgspec.DecodeError: If the response is not a list of releases.
   """
   selected = []
@@ -97,7 +97,7 @@ def releases(
       file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
       is_moses = file is not None and file.groups() == (release.source, release.target)
       if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
-        raise errors.InputError(f"OPUS lists what is not a release in Moses format: {release!r}")
+        raise errors.InputError(f"OPUS lists {release!r}, not a release in Moses format")
       fetch.check_address(release.url)
       if release.pairs != 0 and keep(release.source, release.target):
         selected.append(release)

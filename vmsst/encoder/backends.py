@@ -43,8 +43,8 @@ Batch = tuple[np.ndarray, np.ndarray]
 def fastest(network: sentence_encoder.SentenceEncoder) -> str:
   """Returns the name of the backend that runs a network fastest on this machine.
 
-  On accelerators and for bfloat16, JAX is fastest. On CPUs, ONNX Runtime is fastest if it is
-  installed and supports the network. In all other cases, the result is JAX.
+  ONNX Runtime is fastest on CPUs in float32, if it is installed and supports the network. In all
+  other cases, the result is JAX.
   """
   has_graph = isinstance(network.config, onnx.CONFIGS)
   if jax.default_backend() != "cpu" or network.config.dtype != "float32" or not has_graph:
@@ -159,7 +159,7 @@ class CpuBackend:
 
   @functools.cached_property
   def _compile(self) -> Callable[[bool], Callable[[Mapping[str, np.ndarray]], np.ndarray]]:
-    """Builds the graph once; returns a function that compiles it for all threads or one thread."""
+    """Builds the graph; returns a function of `alone` (see `start`) that compiles the graph."""
     import onnxruntime
 
     arrays = traverse_util.flatten_dict(jax.tree.map(np.asarray, self.params), sep="/")

@@ -187,7 +187,7 @@ class Members:
 
   @property
   def model_card_data(self) -> Any:
-    """A minimal model card: it contains the model's name for vector caches, and ignores metrics."""
+    """A minimal model card. Vector caches read the model's name from it. It ignores metrics."""
     return types.SimpleNamespace(base_model=self.path, set_evaluation_metrics=lambda *_, **__: None)
 
   @functools.cached_property

@@ -42,8 +42,8 @@ class Encoder(compatibility.Members):
   alias `max_seq_length`), `default_prompt_name` and `similarity_fn_name`. Other attributes are
   read-only.
 
-  Use an encoder only in the process that loaded it, because JAX hangs in forked children. Pass the
-  path to other processes, and load the encoder in each of them.
+  Use an encoder only in the process that loaded it, because JAX hangs in forked children. If you
+  start other processes, load the encoder in each process.
 
   Attributes:
     network: Maps token ids to vectors.
@@ -84,8 +84,8 @@ class Encoder(compatibility.Members):
       path: Path to the parameters.
       devices: Devices that share each batch (default: JAX's default device if one is set,
         otherwise all devices of this process).
-      backend: "jax" or "onnx". ONNX Runtime computes in float32 on the CPU, and the parameters must
-        be NumPy arrays or on the CPU.
+      backend: "jax" or "onnx". ONNX Runtime computes in float32 on the CPU, and requires NumPy
+        arrays or JAX arrays on the CPU as parameters.
     """
     self.vocabulary = self._base_vocabulary = vocabulary
     self.dimension = network.latent_dim
@@ -165,11 +165,11 @@ class Encoder(compatibility.Members):
     return encoder
 
   def trim(self, texts: Texts) -> "Encoder":
-    """Returns a copy with a smaller token table, limited to the tokens that occur in the texts.
+    """Returns a copy that keeps only single characters and the tokens that occur in the texts.
 
     Most parameters in a multilingual encoder are token vectors. The sentence vectors of `texts`
-    stay the same. The trimmed copy can still encode any other text, but splits that text into more
-    and shorter tokens.
+    stay the same. The trimmed copy can still encode other texts, but may split them into more and
+    shorter tokens.
 
     Args:
       texts: As in `encode`.
@@ -253,7 +253,7 @@ class Encoder(compatibility.Members):
 
     A single string returns a single vector, [D], as in sentence-transformers.
 
-    Sentences are sorted by length and padded to a few shapes, which saves computation and
+    Sentences are sorted by length to save padding, and batches are padded to a few shapes to save
     compilation. A sentence with more than `max_length` tokens is cut. Apart from rounding error, a
     vector does not depend on the other inputs. An empty sentence is encoded as a single EOS token,
     or as a zero vector if the vocabulary has no EOS token. An unpaired surrogate is not valid UTF-8
@@ -278,10 +278,10 @@ class Encoder(compatibility.Members):
       normalize: Whether to scale vectors to length 1, so that dot products are cosines. Zero
         vectors stay zero. Vectors from some imported encoders (E5, LaBSE) always have length 1.
       precision: Data type of the vectors, as in sentence-transformers (default: "float32"). "int8"
-        and "uint8" store one byte per dimension, which selects one of 256 levels between the
-        dimension's lowest and highest value in these vectors. To set the ranges yourself, call
-        `vmsst.quantize`. "binary" and "ubinary" store one sign bit per dimension and pack 8 bits
-        into each int8 or uint8.
+        and "uint8" store one byte per dimension. The byte selects one of 256 levels between the
+        dimension's lowest and highest value in these vectors; to set these two values yourself,
+        call `vmsst.quantize`. "binary" and "ubinary" store one sign bit per dimension and pack 8
+        bits into each int8 or uint8.
       progress: Whether to show a progress bar (default: on a terminal only).
       on_cut: Function to call once if texts were cut, with the number of cut texts, the total
         number of texts, and `max_length` (default: log one warning). Pass None to disable the
@@ -292,7 +292,7 @@ class Encoder(compatibility.Members):
       convert_to_numpy: If False, return a list of torch tensors.
       convert_to_tensor: If True, return a torch tensor on the CPU.
       device: Not supported; set JAX_PLATFORMS or CUDA_VISIBLE_DEVICES before Python starts.
-      pool: Not supported; run `vmsst embed` for several processes.
+      pool: Not supported; to use several processes, run `vmsst embed`.
 
     Raises:
       TypeError: If `sentences` is a set, a dictionary or a data frame, or if an item is not a

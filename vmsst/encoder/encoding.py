@@ -16,7 +16,7 @@ import numpy as np
 from vmsst import errors
 from vmsst.io import array_files, input_files, progress_bar
 
-# Texts per window in a bitext. The number is even, so that no window splits a pair.
+# Texts per window of sentence pairs. The number is even, so that no window splits a pair.
 _WINDOW = 1 << 14
 
 
@@ -119,7 +119,7 @@ def write_pair_vectors(
     batch_size: Sentences per batch.
 
   Returns:
-    The number of pairs ("lines") and the width of the vectors ("dimension").
+    A dictionary: "lines" is the number of pairs, and "dimension" is the width of the vectors.
 
   Raises:
     InputError: If a pair cannot be read, or if a vector is not finite.
@@ -200,7 +200,8 @@ class EncoderSource:
     """Returns the encoder; loads it first if necessary.
 
     Raises:
-      InputError: If the encoder cannot be loaded in this process, or if its content has changed.
+      InputError: If this process cannot load the encoder, or if its content has changed since
+        this source was created.
     """
     if self._encoder is not None:
       return self._encoder

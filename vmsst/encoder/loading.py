@@ -88,8 +88,7 @@ def read(path: str | os.PathLike[str], *, generator: bool = False) -> SavedEncod
 
   Args:
     path: As in `load`.
-    generator: Whether to read the encoder together with the decoder that the run trained, instead
-      of the encoder alone.
+    generator: Whether to also read the decoder that the run trained.
 
   Raises:
     InputError: As in `load`.
@@ -479,7 +478,7 @@ def with_prompt(encoder: Any, prompt: str | None) -> Any:
   """Takes an encoder from `open_encoder`; returns an encoder that prepends a prompt to all texts.
 
   The attribute `prompt` stores the prompt; `digest` does not depend on the prompt. If the prompt is
-  None or already set, the encoder is returned unchanged.
+  None or is already the encoder's prompt, the encoder is returned unchanged.
 
   Raises:
     InputError: If the vocabulary does not support prompts.

@@ -92,7 +92,7 @@ def vocabulary(
   prefix: str | None = None,
   prompts: Mapping[str, str] | None = None,
 ) -> vocabularies.Vocabulary:
-  """Returns an encoder's vocabulary. The arguments after `checkpoint` override its settings.
+  """Returns an encoder's vocabulary. All arguments except `checkpoint` override its settings.
 
   Args:
     checkpoint: A path that `vmsst.load` opens.
@@ -153,5 +153,5 @@ def _assets(checkpoint: str | os.PathLike[str] | None) -> encoder_json.EncoderAs
 # Cached, because several settings in a gin file read the same encoder.
 @functools.lru_cache(maxsize=4)
 def _read(checkpoint: str, version: object) -> encoder_json.EncoderAssets:
-  del version  # part of the cache key: the files at a path can change between two runs
+  del version  # only part of the cache key: the files at a path can change
   return loading.read_assets(checkpoint)

@@ -279,7 +279,7 @@ def generate_tokens(
     params: The network's parameters.
     sentence_BZ: The decoder's sentence input for each row.
     languages_B: Language for each row, as an index in `vmsst.languages`.
-    wanted_B: Whether to generate a sentence for each row; the remaining rows stay empty.
+    wanted_B: For each row, whether to generate a sentence. The other rows stay empty.
     length: Maximum tokens per row (T).
     eos_id: Id of the EOS token, or None.
     pieces: Vocabulary size; the network's token table may have more rows.
@@ -289,7 +289,7 @@ def generate_tokens(
     return network.apply({"params": params, **options}, *arrays, method=method, mutable=["cache"])
 
   def product(vectors_BM: jax.Array, kernel_MV: jax.Array) -> jax.Array:
-    # As in the loss, multiply in the compute dtype and add in float32.
+    # As in the loss, multiply in the compute dtype and sum in float32.
     factors = (x.astype(network.config.dtype) for x in (vectors_BM, kernel_MV))
     return jnp.matmul(*factors, preferred_element_type=jnp.float32)
 
@@ -341,8 +341,8 @@ def token_log_likelihoods(
 ) -> Float[Array, "B"]:
   """Returns log p(tokens | sentence vector, language) for each row, in nats, float32.
 
-  The result is a sum over the tokens that are not padding. Training maximizes a weighted version of
-  this sum. The softmax covers all rows of the network's token table.
+  The result is a sum over the tokens that are not padding. The softmax covers all rows of the
+  network's token table.
 
   Args:
     network: The network with the decoder and the vocabulary projection.

@@ -126,8 +126,7 @@ class Embedder:
       for chunk in chunks:
         yield compute(chunk.content)
         done += chunk.size
-        # While the chunk was computed, the encoder's own progress may already have advanced this
-        # bar.
+        # The encoder may already have advanced this bar while it encoded the chunk.
         bar.update(max(0, done - bar.n))
 
   def __call__(self, text_set: TextSet) -> np.ndarray:

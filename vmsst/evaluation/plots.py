@@ -84,7 +84,7 @@ def languages(vectors: Any, labels: Sequence[str]) -> Any:
   overlap. Otherwise, the points for each language form a cluster.
 
   Args:
-    vectors: Sentence vectors [N, D]; they are normalized.
+    vectors: Sentence vectors [N, D] of any length.
     labels: Label for each vector, such as its language.
 
   Raises:

@@ -186,7 +186,7 @@ def _error_rows(results: Sequence[suite.Result]) -> Iterator[suite.Result]:
   """
   texts = [result for result in results if result.arrays]
   errors_by_code: dict[str, dict[str, list[float]]] = {}
-  codes: dict[languages.Language, str] = {}  # The first code that occurs for each language.
+  codes: dict[languages.Language, str] = {}  # Each language's first code in the results.
   for text in texts:
     error_LL = np.array(text.arrays["error"])
     source_L, target_L = map(agnosticism.mean_errors, (error_LL, error_LL.T))
@@ -230,7 +230,7 @@ def _table(title: str, corner: str, cells: Cells) -> Table:
 
 
 def _paper_cells(numbers: Mapping[str, Iterable[papers.Number]]) -> Cells:
-  """Returns the table cells for published numbers, with systems as rows and keys as columns."""
+  """Returns the cells for published numbers: a row per system, a column per key of `numbers`."""
   return {
     # The value is not rounded here, because papers print only one or two decimals.
     (f"{number.system} ({number.source})", key): str(float(number.value))

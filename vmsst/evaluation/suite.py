@@ -164,8 +164,8 @@ class Benchmark:
     files: The files.
     read: Function that reads the tasks from a data root. For a malformed file, it raises an
       InputError with the file and the line.
-    averages: Function that computes the averages by name. Its arguments are all results, the `Seen`
-      test, and whether the results are complete.
+    averages: Function that computes the averages by name. Its arguments are all results, a
+      `SeenTest` or None, and whether the results are complete.
     sets: Names of the expected results, or expected languages. If empty, the results always count
       as complete.
   """
@@ -291,7 +291,8 @@ def evaluate(
     seen: Languages in the training data, if known.
     dimensions: Sizes of truncated vectors to evaluate as well, as with `encode(truncate_dim=)`.
     report: Function that receives progress lines.
-    vectors: Embedder for the texts, with its own `dimensions` (default: one in this process).
+    vectors: Embedder for the texts (default: an embedder in this process). Its `dimensions` replace
+      the argument `dimensions`.
     finished: Results by benchmark from an earlier run. These benchmarks are not run again.
     save: Function that receives each benchmark and its results as soon as the benchmark is
       finished.

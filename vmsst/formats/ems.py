@@ -26,7 +26,8 @@ _WORDS = "model.bert.embedding.word_embedding.embedding"
 _POSITIONS = "model.bert.embedding.position_embedding.position_embeddings.weight"
 _LANGUAGES = "model.la_tag_linear.embedding.weight"
 _LOGITS = "model.decoder.decoder.weight"
-# This tensor exists only if the XTR head uses the token table as its vocabulary projection.
+# A checkpoint contains this tensor only if the XTR head projects to the vocabulary with the token
+# table.
 _SHARED = "model.target_embedding.weight"
 _PROJECTED = "alignproj.3.weight"
 _POSITION_TABLE = "encoder/position_embedding"

@@ -50,7 +50,8 @@ SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 """Similarity functions of sentence-transformers. The first is the default."""
 # Attributes common to all Flax modules. They are not saved.
 _OF_EVERY_MODULE = {"parent", "name"}
-# Vocabulary attributes that are not saved, and saved keys that are not vocabulary attributes.
+# Vocabulary attributes that are not saved (`path`, `tokenizer`), and saved keys that are not
+# vocabulary attributes (the rest).
 _NO_OPTIONS = {"path", "tokenizer", "kind", "padding_id", "sha256"}
 
 
@@ -103,7 +104,7 @@ class Converted(msgspec.Struct, frozen=True, kw_only=True):
   Attributes:
     params: Reads the parameters by name.
     sizes: Sizes of the model, as config attributes.
-    left_out: Why each unused tensor was skipped, by tensor name.
+    left_out: Reasons for skipping tensors, by tensor name.
     assets: Everything that `vmsst.load` needs besides the parameters; None if the source has no
       vocabulary.
     notes: Notes for the user, one sentence each.
@@ -136,7 +137,7 @@ def save_encoder_assets(
 
   Args:
     model: A `BitextModel`. The model's `sentence_encoder`, `vocabulary` and `max_length` are saved.
-      The `network` is saved too if the network has a decoder.
+      Its `network` is saved too if it has a decoder.
     directory: The folder. It is created if missing.
     languages: Language codes of the training data, if known.
 
@@ -299,7 +300,7 @@ def _describe_vocabulary(vocabulary: Any) -> tuple[dict[str, Any], str | None, b
     if prompts := described.pop("prompts"):
       described["prompts"] = dict(prompts)
     if not vocabulary.skips_unknown:
-      del described["skips_unknown"]  # Omit the default, so that older digests stay valid.
+      del described["skips_unknown"]  # Omit False, because older digests lack this key.
     return described, TOKENIZER_FILE, vocabulary.content
   if isinstance(vocabulary, vocabularies.SentencePieceVocabulary):
     return described, VOCABULARY_FILE, vocabulary.model_bytes
@@ -322,14 +323,14 @@ def describe(network: Any) -> dict[str, Any]:
 
 
 def _attribute_types(cls: type) -> dict[str, Any]:
-  """Returns the types of a class's attributes by name, without those common to all Flax modules."""
+  """Returns the types of a class's attributes by name, except attributes of all Flax modules."""
   types_by_name = typing.get_type_hints(cls)
   names = (field.name for field in dataclasses.fields(cls))
   return {name: types_by_name[name] for name in names if name not in _OF_EVERY_MODULE}
 
 
 def _network(entry: dict[str, Any], networks: dict[str, type]) -> Any:
-  """Creates a network from its JSON entry. Missing attributes have their default values."""
+  """Creates a network from its JSON entry. Missing attributes get their default values."""
   attributes = dict(entry)
   cls = _lookup(attributes.pop("class"), networks)
   hint = _attribute_types(cls)["config"]

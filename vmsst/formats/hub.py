@@ -19,16 +19,15 @@ from vmsst.formats.encoder_json import SavedEncoder
 _NAME = re.compile(r"(?!.*\.\.)(?P<repository>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?")
 _CHECKPOINT = re.compile(r"checkpoint_\d+")
 _LOG_IN = "log in (`hf auth login`) or set HF_TOKEN"
-# Files to download besides the encoder's weights. They include PyTorch weights in the folders of
-# the layers after the pooling, because these layers may lack safetensors weights even if the
-# encoder has them.
+# Files to download besides the encoder's weights. The last pattern matches PyTorch weights of the
+# layers after the pooling. These layers may lack safetensors weights even if the encoder has them.
 _FILES = ("*.json", "*.model", "*.jinja", "[0-9]*_*/pytorch_model.bin")
 # Weights of the encoder, in order of preference.
 _WEIGHTS = ("*.safetensors", "*pytorch_model*.bin")
 # Copies of the model for other runtimes. These files are not downloaded.
 _OTHERS = ("onnx/*", "openvino/*", "coreml/*", "gguf/*")
 
-# Files from an earlier upload, which are deleted unless the new encoder contains the same file.
+# Files that `upload` deletes from the repository if the new encoder does not contain them.
 _REPLACED = re.compile(
   r"\d+_[A-Z]\w*/.*|vocabulary\.model|model.*\.safetensors(\.index\.json)?|pytorch_model.*"
   r"|special_tokens_map\.json|added_tokens\.json|adapter_config\.json"
@@ -88,7 +87,7 @@ def upload(
 
   Args:
     folder: Folder with an encoder that sentence-transformers can open.
-    repository: `owner/name`. A new repository is created.
+    repository: `owner/name`. Created if it does not exist.
     public: Whether a new repository is public. An existing repository must have this visibility.
     revision: Branch to commit to (default: the main branch). A new branch starts from main.
 

@@ -222,7 +222,7 @@ def _transformer(
 
 
 def _vocabulary_file(path: pathlib.Path, suffix: str) -> pathlib.Path:
-  """Returns the `.spm` or `.cvocab` file of an encoder, or of LASER2 if the encoder has neither."""
+  """Returns an encoder's `.spm` or `.cvocab` file, or LASER2's file if the encoder has neither."""
   has_files = any(path.with_suffix(end).is_file() for end in (".spm", ".cvocab"))
   file = path.with_suffix(suffix) if has_files else path.with_name(f"laser2{suffix}")
   if not file.is_file():

@@ -77,15 +77,15 @@ def convert(
 ) -> Converted:
   """Imports mT5 or the released VMSST, depending on the tensor names in the folder.
 
-  mT5 was not trained as a sentence encoder, so its sentence vectors are simply averaged hidden
-  states. VMSST was trained on at most 32 tokens per sentence, but the imported encoder accepts up
-  to 512 tokens, like the released code. To change this limit, pass `max_length` to `vmsst.load`.
+  mT5 was not trained as a sentence encoder. The imported encoder simply averages its hidden states.
+  VMSST was trained on at most 32 tokens per sentence, but the imported encoder accepts up to 512
+  tokens, like VMSST's released code. To change this limit, pass `max_length` to `vmsst.load`.
 
   Args:
     source: Folder of the model.
-    vocabulary: The SentencePiece model. If omitted, `spiece.model` in the folder, or
-      `tokenizer.json` if `spiece.model` does not exist. (Newer versions of transformers write only
-      `tokenizer.json`.)
+    vocabulary: The SentencePiece model (default: `spiece.model` in the folder). If this file does
+      not exist, mT5's `tokenizer.json` is used. (Newer versions of transformers do not write
+      `spiece.model`.)
     with_decoder: Whether to import all parameters that a training run can use. If false, only the
       encoder is imported.
 

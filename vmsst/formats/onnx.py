@@ -47,8 +47,8 @@ def write(
   up to rounding error. The weights are in `model.onnx_data`.
 
   `SentenceTransformer(folder, backend="onnx")` reads `last_hidden_state.onnx` instead. This second
-  model returns the hidden states of the encoder, [B, T, D]. The backend works only if transformers
-  supports the encoder's architecture.
+  model returns the hidden states of the encoder, [B, T, D]. `backend="onnx"` works only if
+  transformers supports the encoder's architecture.
 
   The tokenizer in `tokenizer.json` produces `input_ids` and `attention_mask`. It truncates texts to
   the maximum length and pads them. If a text contains the padding token of an imported tokenizer,
@@ -71,7 +71,7 @@ def write(
   table_VD = params[tensors.TOKEN_TABLE]
   params[tensors.TOKEN_TABLE] = transformers.swap_padding(table_VD, tokenizer.padding_id)
   build(params, saved.network).write(folder)
-  with contextlib.suppress(errors.InputError):  # Transformers may lack the architecture.
+  with contextlib.suppress(errors.InputError):  # if transformers lacks the encoder
     states = {"file_name": STATES_FILE}
     sentence_transformers.write_modules(saved, tokenizer, folder, model_args=states)
   # The tokenizer option `encode_special_tokens` changes how special tokens in a text are tokenized.
@@ -215,7 +215,7 @@ def build(params: Mapping[str, np.ndarray], network: sentence_encoder.SentenceEn
   """Builds the graph that maps token ids to sentence vectors and hidden states.
 
   Args:
-    params: Network parameters by name, with separate layers.
+    params: Network parameters by name, with separate arrays for each layer.
     network: The network.
 
   Raises:
@@ -286,7 +286,7 @@ class _Stack(NamedTuple):
       x_BTD = graph.Add(x_BTD, graph.Gather(table_RD, self.position_T))
     if config.embedding_norm:
       x_BTD = self.norm(x_BTD, "encoder/embedding_layer_norm")
-    # All local layers share one attention bias and rotation, and so do all global layers.
+    # All local layers share one attention bias and rotation. All global layers share another.
     biases, rotations = {}, {}
     for is_local in {i in config.local_layers for i in range(config.num_layers)}:
       biases[is_local] = self.attention_bias(is_local)
@@ -312,7 +312,7 @@ class _Stack(NamedTuple):
     return x_BTD if config.norm_place == "after" else self.norm(x_BTD, "encoder/encoder_norm")
 
   def attention_bias(self, is_local: bool) -> str:
-    """Returns the position biases plus masks for attention logits, [B, 1 or H, 1 or T, T]."""
+    """Returns the position biases and masks to add to attention logits, [B, 1 or H, 1 or T, T]."""
     graph, config = self.graph, self.config
     # Biases for visible tokens and for masked tokens.
     values = np.float32(0), np.float32(t5.MASKED)

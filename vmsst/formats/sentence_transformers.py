@@ -61,14 +61,14 @@ _POOLING_FLAGS: dict[_Pool, str] = {
 # Package that originally contained the module classes. All versions of sentence-transformers accept
 # this package name.
 _PACKAGE = "sentence_transformers.models"
-# Name of the default prompt, unless a named prompt has the same text.
+# Exports save the default prompt under this name, unless a named prompt has the same text.
 _PROMPT = "default"
 # transformers requires the framework's name in the metadata of a safetensors file.
 _METADATA = {"format": "pt"}
 
 
 _LAYERS = ("Dense", "LayerNorm", "Dropout", "Normalize")
-# Required values of layer options. With these values, a layer replaces the pooled vector.
+# Required values of a layer's options: the layer's output replaces the pooled vector.
 _LAYER = {"module_input_name": _VECTOR, "module_output_name": _VECTOR, "use_residual": False}
 
 
@@ -121,11 +121,11 @@ def read(folder: pathlib.Path, *, prefix: str | None = None) -> Converted:
   """Imports an encoder from a sentence-transformers or transformers folder.
 
   Padding has id 0 in this library. If the tokenizer pads with a different id (1 in XLM-R and all E5
-  models), the import swaps the two rows in the token table, and the vocabulary swaps the two ids.
+  models), this id and 0 are swapped in the vocabulary and in the token table.
 
   If the folder has no `modules.json`, the import uses the default pooling in sentence-transformers:
-  the last token for causal language models, and the mean for all other models. A pre-training head
-  is skipped.
+  the last token for causal language models, and the mean for all other models. The weights of a
+  pre-training head are skipped.
 
   Layers after the pooling are imported as the head of the network, with two exceptions. If the
   first layer is a dense layer with tanh, as in LaBSE, it is imported as the pooler. If the last
@@ -359,7 +359,7 @@ def list_modules(folder: pathlib.Path) -> list[tuple[str, str]]:
       f"{path}: not a list of sentence-transformers modules with 'type' and 'path': {error}. "
       "Custom code is not supported, and each path must be the name of a folder next to this file"
     ) from None
-  # A class's package differs between versions, but its name does not.
+  # The package of a class differs between versions, but the class name does not.
   modules = [(module.type.rsplit(".", 1)[-1], module.path) for module in entries]
   kinds = [kind for kind, _ in modules]
   first = 1 if kinds[:1] == [static.MODULE] else 2
@@ -440,8 +440,8 @@ def write(
   sentence-transformers returns the same vectors in float32, up to rounding error, with three
   exceptions:
 
-  * If a transformer's vocabulary has no EOS token, as in EMS, a batch of empty texts raises an
-    error.
+  * If the encoder is a transformer without an EOS token, such as EMS, a batch of empty texts raises
+    an error.
   * If a text contains the padding token of an imported tokenizer, such as "<pad>", this string is
     treated as padding.
   * A few texts are tokenized differently; see `tokenizers.export`.

@@ -1,9 +1,9 @@
 """Reads and writes static encoders: sentence-transformers' `StaticEmbedding`, and Model2Vec.
 
 A static encoder consists of a tokenizer without special tokens and a table of token vectors. A
-sentence vector is the mean of the token vectors. Model2Vec skips unknown tokens, may factor its
-table into shared rows and weights, and stores its settings in `config.json`. sentence-transformers
-opens Model2Vec folders too, but includes unknown tokens in the mean.
+sentence vector is the mean of the token vectors. Model2Vec skips unknown tokens, and stores its
+settings in `config.json`. In its table, tokens may share a row, and may each have a weight.
+sentence-transformers opens Model2Vec folders too, but includes unknown tokens in the mean.
 """
 
 import json

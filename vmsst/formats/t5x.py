@@ -309,7 +309,8 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
       checksums.setdefault(folder, {})[name] = digest
     for folder in sorted(checksums) if subfolder is None else [subfolder]:
       if folder == "dataset" and not (checkpoint / folder).is_dir():
-        # This folder may be missing. A resumed run then skips the batches it has already used.
+        # This folder contains the position in the data. It may be missing, because a resumed run
+        # can skip the batches that it has already used.
         continue
       files = set(storage.files_below(checkpoint / folder))
       for name, digest in checksums.get(folder, {}).items():

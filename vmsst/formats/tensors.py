@@ -329,7 +329,7 @@ class Source(NamedTuple):
 
 
 def find(name: str, shape: tuple[int, ...], arrays: Mapping[str, Any]) -> Source | None:
-  """Looks up a parameter in a checkpoint with either layout; returns None if it is missing.
+  """Finds a parameter in a checkpoint with or without scanned layers. Returns None if missing.
 
   If the network has fewer layers than the checkpoint, the checkpoint's first layers are used.
   However, this is not supported if both the network and the checkpoint have scanned layers.

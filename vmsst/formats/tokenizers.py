@@ -165,8 +165,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   def decode(self, ids: Iterable[int]) -> str:
     """Converts ids up to the first EOS token to text, without padding and special tokens."""
-    # Convert `padding_id` back to the tokenizer's id 0. No text contains padding, so nothing is
-    # converted in the opposite direction.
+    # Convert `padding_id` back to the tokenizer's id 0. The padding has already been removed.
     original = [
       0 if value == self.padding_id else value for value in vocabularies.text_ids(ids, self)
     ]
@@ -345,7 +344,7 @@ def trim(
     )
   used = {loaded.padding_id, loaded.tokenizer.token_to_id(model.get("unk_token") or "")}
   used |= {token["id"] for token in record["added_tokens"]} | {model.get("unk_id")}
-  # Tokenize each prefix and text together, because the last tokens of a prefix may depend on the
+  # Tokenize every text after every prefix, because the last tokens of a prefix may depend on the
   # text.
   prefixes = {"", vocabulary.prefix, *vocabulary.prompts.values()}
   for prefix, text in itertools.product(prefixes, ["", *texts]):
@@ -413,7 +412,7 @@ def for_static_encoder(
       word = "".join(token.removeprefix(start) for token in tokens)
       if word not in vocab and len(added) < words:
         added[word] = ids
-    # New words get the ids after the model's tokens. `added_tokens` with these ids get higher ids.
+    # New words get the ids right after the model's tokens. `added_tokens` from there on move up.
     count = len(model["vocab"])
     for token in record["added_tokens"]:
       token["id"] += len(added) * (token["id"] >= count)
@@ -494,7 +493,8 @@ _QWEN_WORDS = (
   r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _BYTE_PAIRS = (_ROBERTA, _QWEN, _GEMMA)
-# Settings that would replace parts of the tokenizer. No known released encoder uses these settings.
+# Settings that would replace parts of the tokenizer. They are not supported, because no known
+# released encoder uses them.
 _REPLACEMENTS = (
   "_spm_precompiled_charsmap", "auto_map", "fast_tokenizer_files", "gguf_file",
   "init_inputs", "merges", "model_specific_special_tokens", "post_processor", "processor_class",
@@ -774,7 +774,7 @@ def export(vocabulary: vocabularies.Vocabulary, *, pretokenized: bool = False) -
     )
     return ExportedTokenizer(
       content=json.dumps(record, ensure_ascii=False).encode(),
-      # Without a padding token, any token works, because masked positions have no effect.
+      # Without a padding token, pad with any token, because padding is masked.
       padding=tokens.get(vocabulary.padding_id) or eos or "",
       padding_id=vocabulary.padding_id,
       unknown=unknown,

@@ -79,7 +79,7 @@ def check_config(
   options: type[_Options],
   fixed: Mapping[str, Any] | None = None,
 ) -> _Options:
-  """Parses and checks the content of a JSON file. Keys that `options` has no field for are ignored.
+  """Parses and checks the content of a JSON file. Keys without a field in `options` are ignored.
 
   Args:
     path: The file, for messages.
@@ -215,7 +215,7 @@ class _Rope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Ropes(msgspec.Struct, frozen=True):
-  """Rotary position settings for both layer types. transformers ignores all other keys."""
+  """Rotary position settings for global and local layers. transformers ignores all other keys."""
 
   full_attention: _Rope = _Rope()
   sliding_attention: _Rope = _Rope()
@@ -290,10 +290,10 @@ class Table(msgspec.Struct, frozen=True):
   """Maps the weights of a transformer to parameters.
 
   Attributes:
-    names: Modules outside the layers. The first is the token table.
-    layers: Module name of the list of layers.
-    layer_names: Modules in a layer.
-    stack: Prefix of layer parameter names.
+    names: Parameters of the modules outside the layers. The first module is the token table.
+    layers: Name of the module that contains all layers.
+    layer_names: Parameters of the modules in a layer.
+    stack: Prefix for the names of layer parameters.
     plus: Constant that the network adds to norm scales.
   """
 
@@ -629,7 +629,7 @@ _GEMMA3 = Architecture(
   name="Gemma3TextModel",
   model_type="gemma3_text",
   options=_Gemma3Options,
-  # Bidirectional attention is supported only if `use_bidirectional_attention` is set.
+  # A bidirectional model must set `use_bidirectional_attention` instead of `is_causal: false`.
   required={"is_causal": True},
   attributes=lambda x: {
     **_local_attributes(x, x.sliding_window_pattern, x.sliding_window_pattern - 1),
@@ -659,7 +659,7 @@ _GEMMA3 = Architecture(
 # --------------------------------------------------------------------------------------------
 # T5
 
-# Names of the feed-forward layer, by its activation and whether it has a gate.
+# T5's names for feed-forward layers, by the activation and whether the layer has a gate.
 _T5_MLPS = {("relu", False): "relu", ("gelu_tanh", True): "gated-gelu",
             ("swish", True): "gated-silu"}  # fmt: skip
 T5_ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "out"}

@@ -99,7 +99,7 @@ def identity(value: Any) -> Any:
 
 
 def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-  """Describes how the current settings differ from the recorded ones; returns "" if they match."""
+  """Describes how the current settings differ from the recorded settings; "" if they match."""
   return "; ".join(
     f"{name} is {_shown(recorded.get(name))}, not {_shown(current.get(name))}"
     for name in dict.fromkeys((*recorded, *current))

@@ -26,7 +26,7 @@ def shown(scope: Literal["terminal", "anywhere", "nowhere"]) -> Iterator[None]:
   """Context manager that sets where progress bars are shown (by default, only on terminals).
 
   If `disable` is passed to a `Bar`, it overrides every `scope` except "nowhere". On a terminal, a
-  bar updates one line. Elsewhere, a bar prints a new line every 15 seconds.
+  bar updates one line. If a bar is shown elsewhere, it prints a new line every 15 seconds.
   """
   global _where
   before, _where = _where, scope
@@ -55,7 +55,8 @@ class Bar(tqdm.tqdm):
     Args:
       *args: Positional arguments for tqdm.
       disable: Whether to hide the bar (default: see `shown`).
-      lines: Whether to print lines if standard error is not a terminal, even if `disable` is set.
+      lines: Whether to print lines instead of a bar if standard error is not a terminal. Always
+        true if `disable` is None.
       **options: Keyword arguments for tqdm, and the additional option `outer`. If `outer` is true,
         updates to any other bar, such as an encoder's bar, also advance this bar until this bar is
         closed.

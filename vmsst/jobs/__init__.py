@@ -1,1 +1,1 @@
-"""Jobs, outputs and locks. No other package locks, resumes or records provenance."""
+"""Jobs, outputs and locks. No other package locks outputs, resumes jobs or records inputs."""

@@ -72,7 +72,7 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
 
   if owns_process:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-      # `_handler` restores this handler, so Ctrl-C also ends the process while it exits.
+      # At the end, `_handler` restores this handler, so Ctrl-C also works during Python's exit.
       signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
       if stream is not None:  # A file name in a message is not always UTF-8.

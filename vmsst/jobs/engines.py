@@ -24,7 +24,8 @@ from vmsst import errors
 from vmsst.jobs import command_process
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
-# Workers get batches of short tasks, at least 4 batches per worker to balance the load.
+# Workers get tasks in batches. To balance the load, there are at least 4 batches per worker, unless
+# there are too few tasks.
 _BATCH_TASKS = 8
 _BATCHES_PER_WORKER = 4
 

@@ -38,8 +38,8 @@ class Task(msgspec.Struct, frozen=True):
     name: Path of the file, relative to the job's folder. Files in `.vmsst/` are intermediate files,
       which are removed when the job is finished.
     arguments: Arguments of the function; must be picklable.
-    key: JSON value that identifies inputs that only this task reads. A rerun compares the key, the
-      task's name, and the job's inputs and options with the record.
+    key: JSON value that identifies inputs that only this task reads. A rerun repeats the task if
+      its key or name, or the job's inputs or options, have changed.
     size: Amount of work for the progress bar, such as a number of lines.
     title: Name of the task in messages (default: the name of the file).
   """
@@ -182,7 +182,7 @@ class Job:
     return f"{self._work_folder}/parts/{name.replace('/', '%2F')}.json"
 
   def _is_unchanged(self, name: str, record: manifest.Part) -> bool:
-    """Returns whether a file matches the size and checksum in its record; reads the file once."""
+    """Returns whether a file matches the size and checksum in its record. Reads each file once."""
     try:
       if storage.size(self.path(name)) != record.bytes:
         return False
@@ -240,7 +240,7 @@ class Job:
       for task, record in engine.run(title, do, unfinished):
         self._files[task.name] = record
         done += task.size
-        bar.update(max(0, done - bar.n))  # Bars inside a task advance this bar too.
+        bar.update(max(0, done - bar.n))  # A bar inside a task may have advanced this bar.
     # Later steps read the files, so wait until files from other machines are visible here.
     end = time.monotonic() + _VISIBLE_SECONDS
     for task in unfinished if not engine.this_machine else ():

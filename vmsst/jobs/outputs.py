@@ -154,7 +154,8 @@ def ownership(output: str | os.PathLike[str], *, is_folder: bool = False) -> Ite
   folder is removed.
 
   Args:
-    output: The output. Objects of a store, devices, pipes and standard streams are not locked.
+    output: The output. Outputs in an object store, devices, pipes and standard streams are not
+      locked.
     is_folder: As in `work_path`.
 
   Raises:
@@ -304,7 +305,7 @@ def check(inputs: Sequence[str], *, file: str | None = None, folder: str | None 
       if match == STANDARD or storage.is_url(match) != is_url:
         continue
       parent = match.rstrip("/")
-      # The files that describe the encoder of a checkpoint are next to the checkpoint.
+      # Files next to a checkpoint describe its encoder, so they are inputs, too.
       if _CHECKPOINT.search(parent):
         parent = os.path.dirname(storage.absolute(parent))
       if is_url:

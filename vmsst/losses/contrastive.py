@@ -28,7 +28,7 @@ def identical_rows(x: Int[Array, "... T"], y_BU: Int[Array, "B U"]) -> Bool[Arra
 def pairs_with_a_common_text(
   inputs_BT: Int[Array, "B T"], targets_BU: Int[Array, "B U"]
 ) -> Bool[Array, "B B"]:
-  """Returns a matrix that is True at (i, j) if pairs i and j share a text on either side."""
+  """Returns a matrix that is True at (i, j) if a text of pair i is also a text of pair j."""
   texts = (inputs_BT, targets_BU)
   return functools.reduce(jnp.logical_or, [identical_rows(x, y) for x in texts for y in texts])
 
@@ -128,8 +128,8 @@ def in_batch_accuracy(
 ) -> tuple[Float[Array, "B"], Float[Array, "B"]]:
   """Returns 1 if a translation outscores all negatives, otherwise 0, for each pair and direction.
 
-  The directions are source to target and target to source. Ties count as errors, so that constant
-  vectors score 0.
+  The directions are source to target and target to source. Ties count as errors, so an encoder that
+  returns the same vector for all texts has an accuracy of 0.
 
   Args:
     score_BB: See `contrastive_loss`.
@@ -144,7 +144,7 @@ def in_batch_accuracy(
 
 
 def unit_rows(x: Float[Array, "... S"]) -> Float[Array, "... S"]:
-  """Returns the vectors scaled to length 1; zeros stay zeros and have finite gradients."""
+  """Returns the vectors scaled to length 1; zero vectors stay zero and have finite gradients."""
   square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
   return x * jax.lax.rsqrt(jnp.maximum(square, 1e-12))
 

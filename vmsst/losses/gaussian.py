@@ -41,7 +41,7 @@ def kl_of_dimensions(
   mean_BS: Float[Array, "B S"], log_variance_BS: Float[Array, "B S"]
 ) -> Float[Array, "B S"]:
   """Returns the KL divergence of each dimension; `kl_from_standard` sums these values."""
-  # Near the prior, exp(v) - 1 - v is far smaller than its terms; expm1 keeps its precision.
+  # If the log-variance v is close to 0, exp(v) - 1 loses precision, but expm1(v) does not.
   excess_BS = jnp.expm1(log_variance_BS) - log_variance_BS
   return 0.5 * (jnp.square(mean_BS) + excess_BS)
 
@@ -83,8 +83,8 @@ def mutual_information(
   z_BS = sample(mean_BS, log_variance_BS, rng)
   diagonal_B = log_density(z_BS, mean_BS, log_variance_BS)
   # Matmuls compute the squared differences between samples and means without a [B, B, S] array, but
-  # cancellation makes the results less precise. Centering the samples and means reduces this error.
-  # The error is largest on the diagonal, so the diagonal is replaced by exact values below.
+  # cancellation causes rounding errors. Centering the samples and means reduces these errors. The
+  # errors are largest on the diagonal, so the diagonal is replaced by exact values below.
   center_S = jnp.mean(mean_BS, axis=0)
   z_BS, mean_BS = z_BS - center_S, mean_BS - center_S
   precision_BS = jnp.exp(-log_variance_BS)
@@ -124,7 +124,7 @@ def likelihood_bounds(
   samples: int,
   rng: jax.Array,
 ) -> Bounds:
-  """Returns both bounds, estimated from the same samples.
+  """Returns both bounds on log p(x), estimated from the same samples.
 
   Args:
     log_likelihood: Function that maps one sample of each latent to log p(x | z) of each row, in

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-# This score of missing candidates is finite, because infinite scores would give NaN gradients.
+# Score of missing candidates; finite, because infinite scores would give NaN gradients.
 _MISSING = -1e9
 
 
@@ -69,12 +69,12 @@ def kl_divergence(
 def margin_mse(
   score_BC: Float[Array, "B C"], teacher_BC: Float[Array, "B C"], exists_BC: Bool[Array, "B C"]
 ) -> Float[Array, "B"]:
-  """Returns the mean squared error of each query's margins between the positive and the negatives.
+  """Returns each query's mean squared difference between the student's and the teacher's margins.
 
   loss = mean over negatives c of ((score_0 - score_c) - (teacher_0 - teacher_c))^2
 
-  Candidate 0 is the positive. A query without negatives has a loss of 0. For the arguments, see
-  `kl_divergence`.
+  A margin is the score of the positive (candidate 0) minus the score of a negative. A query without
+  negatives has a loss of 0. For the arguments, see `kl_divergence`.
   """
   difference_BC = jnp.where(exists_BC, score_BC - teacher_BC, 0.0)
   error_BC = jnp.square(difference_BC[:, :1] - difference_BC)

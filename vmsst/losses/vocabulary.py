@@ -1,4 +1,4 @@
-"""Likelihood of tokens under a projection of [sentence; hidden state] to the vocabulary.
+"""Log-likelihood of tokens, given a sentence vector and a hidden state at each position.
 
 A decoder computes the logits `[z; h] W` from the hidden state h at each position and a vector z
 that is the same at every position (VMSST paper, section 5: z is [z_lang; z_sem], W is [3D, V]).
@@ -8,8 +8,8 @@ This module splits W into two kernels, so that the product with z is computed on
 
 Logits over a large vocabulary take too much memory to keep for the backward pass. Therefore, the
 forward pass computes the gradients as well, for one chunk of sentences at a time, and the backward
-pass only scales these gradients. At any time, logits exist for only a few sentences. The results
-are exact, because the loss is a weighted sum over tokens with weights that are known in advance.
+pass only scales these gradients. At any time, logits exist for only a few sentences. The gradients
+are exact: the loss is a weighted sum over tokens, and the forward pass already knows the weights.
 
 Axes: `C` sentences per chunk, `N` chunks, `X` either the two axes `N C` or one merged axis (see
 `_Plan.rows`), `R` shards of the batch, `M` tokens per chunk, `c` sentences per chunk on one shard.
@@ -70,9 +70,9 @@ def weighted_nll(
   kernels and weights. Only the sum has a gradient, not the values for each token, so `weights_BT`
   must include all masks, averaging factors and loss weights.
 
-  On a mesh (`jax.set_mesh` and logical axis rules), rows stay on the devices assigned to "batch",
-  and kernel columns stay on the devices assigned to "vocab". Devices exchange only vectors and
-  scalars for each token and, once, the kernel gradients. They never exchange kernel columns or
+  On a mesh (`jax.set_mesh` and logical axis rules), sentences stay on the devices assigned to
+  "batch", and kernel columns stay on the devices assigned to "vocab". Devices exchange only vectors
+  and scalars for each token and, once, the kernel gradients. They never exchange kernel columns or
   logits.
 
   Args:
@@ -82,7 +82,7 @@ def weighted_nll(
       hidden states.
     hidden_kernel_DV: Kernel for the hidden states.
     sentence_kernel_SV: Kernel for the sentence vectors; None if `sentence_BS` is None.
-    targets_BT: Token ids. Padding (0) never counts, whatever its weight.
+    targets_BT: Token ids. Padding (0) is ignored, whatever its weight.
     weights_BT: Weight of each token in the sum.
     chunk: Number of tokens per chunk on each device, rounded to whole sentences (default:
       `default_chunk` of the device, 512 on a CPU). If the mesh was entered by `with mesh:`, its
@@ -104,7 +104,7 @@ def weighted_nll(
 
 
 class _Inputs(NamedTuple):
-  """The differentiable inputs, or their gradients."""
+  """The differentiable inputs of `_weighted_nll`, or their gradients."""
 
   hidden_BTD: Any
   sentence_BS: Any
@@ -127,7 +127,7 @@ class _Plan(NamedTuple):
 
   @classmethod
   def make(cls, batch: int, length: int, *, chunk: int, dtype: str) -> "_Plan":
-    """Returns the plan with the fewest chunks of equal size."""
+    """Returns the plan with the fewest equal chunks; for `chunk`, see `weighted_nll`."""
     shards = batch // layouts.local_size(batch=batch)
     limit = max(1, chunk // length)
     chunks = math.ceil(batch / (shards * limit))
@@ -166,7 +166,7 @@ class _Plan(NamedTuple):
     return x.reshape(-1, *x.shape[2:]) if self.shards == 1 else x
 
   def sentence_of_token(self, length: int) -> jax.Array:
-    """Returns one-hot rows that map each token to its sentence in the chunk's shard, [M, C / R]."""
+    """Returns a one-hot row per token: its sentence within its shard of a chunk, [M, C / R]."""
     onehot = jnp.repeat(jnp.eye(self.sentences // self.shards), length, axis=0)
     return jnp.tile(onehot, (self.shards, 1))
 
@@ -258,7 +258,7 @@ _weighted_nll.defvjp(_forward, scale_gradients)
 
 
 def _kernel(plan: _Plan, kernel_DV: jax.Array) -> jax.Array:
-  """Casts the kernel and gathers all its rows once, before the loop over chunks."""
+  """Casts the kernel and gathers its rows from all devices, once before the loop over chunks."""
   return plan.constrain(kernel_DV.astype(plan.dtype), (None, "vocab"))
 
 
@@ -324,7 +324,7 @@ class _Scored(NamedTuple):
   """Scores for the tokens in a chunk.
 
   Attributes:
-    aux: The values returned to the caller.
+    aux: The values that `weighted_nll` returns.
     gradient_MV: Gradient of each token's loss with respect to its logits, times `total_M1`, in the
       plan's dtype.
     total_M1: Sum of exp(logit - highest logit) over the vocabulary.
@@ -357,10 +357,10 @@ def _score(plan: _Plan, logits_MV: jax.Array, targets_CT: jax.Array) -> _Scored:
 def default_chunk(columns: int, device: devices.Device | None) -> int:
   """Returns the number of logit rows that a device should compute at a time, a power of two.
 
-  For each chunk of M rows, the device reads a kernel of K elements twice, and reads and writes the
-  kernel's float32 gradient: 12 K bytes in total. The matmuls take 6 M K FLOPs. If M is large
-  enough, the time for memory traffic is therefore negligible, but the logits must also fit in
-  memory.
+  For each chunk of M rows, the device reads a bfloat16 kernel of K elements twice, and reads and
+  writes the kernel's float32 gradient: 12 K bytes in total. The matmuls take 6 M K FLOPs, so the
+  time for reading and writing is negligible if M is large enough. However, M rows of logits must
+  fit in memory.
 
   >>> default_chunk(250112, devices.BY_NAME["H100 SXM"])
   4096

@@ -111,7 +111,7 @@ def mine(
     retrieval=retrieval,
     search=search,
   )
-  for block in exact_search.blocks(len(pairs)):  # Convert selection rows to text rows.
+  for block in exact_search.blocks(len(pairs)):  # Replace rows of the selections by text rows.
     pairs.source_P[block] = rows[0][pairs.source_P[block]]
     pairs.target_P[block] = rows[1][pairs.target_P[block]]
     # Round as in the output, so that a printed score works as a threshold.
@@ -196,7 +196,7 @@ def first_lines(text: EmbeddedText) -> np.ndarray:
 
 
 class TextColumn(NamedTuple):
-  """Source or target texts: the lines of a text file, or one column or key in each line.
+  """Source or target texts: the lines of a text file, or one column or JSON key of each line.
 
   Attributes:
     path: UTF-8 text, plain or gzipped.

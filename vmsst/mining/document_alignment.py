@@ -25,7 +25,7 @@ from vmsst.search import exact_search
 
 # Tables with at most this many positions are searched completely, without a window.
 _FULL = 300 * 300
-# Window positions on either side of the coarse alignment.
+# Number of window positions on either side of the coarse alignment.
 _RADIUS = 16
 # Number of antidiagonals in a block. The costs in a block are computed together.
 _BLOCK = 64
@@ -46,7 +46,7 @@ class Alignment(NamedTuple):
     source: Indices of the source sentences, starting at 0; empty if the target sentence has no
       translation.
     target: Indices of the target sentences; empty if the source sentence has no translation.
-    score: Cosine of the two groups' vectors, after subtracting each document's mean. Random groups
+    score: Cosine of the two groups' vectors, after subtracting each document's mean. Random pairs
       have a mean score of 0. If a group is empty, the score is 0.
   """
 
@@ -264,7 +264,7 @@ def _window(source: Groups, target: Groups) -> tuple[np.ndarray, int]:
     row_1N = np.arange(len(sum_ND))[None]
     halves.append(Groups(exact_search.unit_rows(sum_ND), row_1N, np.zeros(len(sum_ND))))
   path_P2, _ = _search(*halves, window=_window(*halves), steps=[(1, 1)], deletion=_FIRST_DELETION)
-  # The coarse alignment contains consecutive deletions in an arbitrary order, so the window crosses
+  # Consecutive deletions in the coarse alignment are in an arbitrary order, so the window crosses
   # them in a straight line.
   is_pair_P = np.diff(path_P2, axis=0).all(axis=1)
   ends_P = np.append(is_pair_P, True) | np.insert(is_pair_P, 0, True)

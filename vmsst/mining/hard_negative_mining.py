@@ -42,7 +42,7 @@ def hard_negatives(
 ) -> Iterator[dict[str, Any]]:
   """Yields a training example for each pair: the query, its positive, and its hard negatives.
 
-  Negatives never include the query itself or a positive of the same query from any pair. Texts that
+  Negatives never include the query itself or its positives, even from other pairs. Texts that
   differ only in case, character width or spaces count as one text, and the first variant is used.
   Pairs with a blank text are left out. All texts are in memory; vectors are stored on disk and
   compared block by block.
@@ -55,9 +55,9 @@ def hard_negatives(
     range_min: Number of nearest documents to skip, not counting the positives.
     range_max: Number of nearest documents to consider, not counting the positives (default:
       `range_min` + `count`; with `relative_margin`, `range_min` + 10 * `count`).
-    relative_margin: Maximum score of a negative: p - relative_margin * |p|, where p is the score of
-      the positive (default: no limit). The teacher computes the scores; without a teacher, the
-      scores are the encoder's cosines.
+    relative_margin: Excludes documents that score above p - relative_margin * |p|, where p is the
+      score of the positive (default: no limit). The teacher computes the scores; without a
+      teacher, the scores are the encoder's cosines.
     teacher: A second encoder, which scores texts by cosine; or a function that maps a list of
       (query, document) pairs to scores, such as `CrossEncoder.predict` in sentence-transformers.
     roles: Roles of the two texts in a pair. Each role selects a prompt; None selects the prompt

@@ -1,1 +1,1 @@
-"""Models, which combine a network and its losses behind T5X's model interface."""
+"""Models: each combines a network with its losses and has T5X's model interface."""

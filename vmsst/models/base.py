@@ -23,7 +23,7 @@ Metrics = dict[str, clu_metrics.Metric]
 class BitextModel(abc.ABC):
   """A model that is trained on sentence pairs and maps each sentence to a vector.
 
-  The class implements all members that T5X's trainers use, but does not import T5X. The class
+  The class has all attributes and methods that T5X's trainers use, but does not import T5X. It
   imports seqio only when a trainer requests the feature converter or a vocabulary.
 
   Attributes:
@@ -72,7 +72,7 @@ class BitextModel(abc.ABC):
   @property
   @abc.abstractmethod
   def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The network used for inference; its parameter names are the same as in `network`."""
+    """The network used for inference; its parameters have the same names as in `network`."""
 
   @property
   def compares_pairs(self) -> bool:
@@ -112,7 +112,7 @@ class BitextModel(abc.ABC):
   def loss_fn(
     self, params: Any, batch: Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss over pairs, and metrics, without dropout if `dropout_rng` is None."""
+    """Returns the mean loss over pairs, and metrics; no dropout if `dropout_rng` is None."""
 
   def eval_fn(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Returns the loss and metrics of `loss_fn`, computed without dropout."""
@@ -141,13 +141,13 @@ class BitextModel(abc.ABC):
 
 
 def average(value_B: Float[Array, "B"]) -> clu_metrics.Average:
-  """Returns a metric that averages values over all pairs, whatever the batch sizes."""
+  """Returns a metric that averages `value_B` over the pairs of all batches."""
   total = jnp.sum(value_B, dtype=jnp.float32)
   return clu_metrics.Average(total=total, count=jnp.asarray(value_B.size, jnp.float32))
 
 
 def ratio(total: jax.Array, count: jax.Array | float) -> clu_metrics.Average:
-  """Returns a metric that divides the sum of all totals by the sum of all counts."""
+  """Returns a metric that divides the sum of `total` over all batches by the sum of `count`."""
   return clu_metrics.Average(
     total=jnp.asarray(total, jnp.float32), count=jnp.asarray(count, jnp.float32)
   )

@@ -54,7 +54,7 @@ class Scores(NamedTuple):
   Attributes:
     weighted: Weighted sum of the negative log-likelihoods of all tokens.
     nll_BRT: Negative log-likelihood of each token in nats, without gradient.
-    correct_BRT: Whether each token was the most likely one, without gradient.
+    correct_BRT: Whether each token scored higher than all other tokens, without gradient.
   """
 
   weighted: Float[Array, ""]
@@ -78,7 +78,7 @@ def score(
   Args:
     network: Network with a decoder and a vocabulary projection.
     params: Network parameters.
-    tokens_BRT: Tokens to predict; padding never counts.
+    tokens_BRT: Tokens to predict; padding is ignored.
     embedded_BRTD: Token vectors.
     languages_BR: Language of each row.
     sentence_BRZ: Conditioning vector for each row.
@@ -110,13 +110,13 @@ def score(
 def token_metrics(
   name: str, scores: Scores, indices: slice, mask_B2T: Bool[Array, "B 2 T"]
 ) -> base.Metrics:
-  """Returns nll/<name> and token_accuracy/<name>, averaged over real tokens in two rows per pair.
+  """Returns nll/<name> and token_accuracy/<name>: averages over the tokens of two rows per pair.
 
   Args:
-    name: Name to use in the metrics for the two rows.
+    name: Suffix of the metric names, for example "translation".
     scores: Scores of all rows.
     indices: Indices of the two rows.
-    mask_B2T: True at real tokens in the two rows.
+    mask_B2T: True for tokens of the two rows, False for padding.
   """
   count = jnp.sum(mask_B2T, dtype=jnp.float32)
   nll, correct = (
@@ -130,7 +130,7 @@ def token_metrics(
 
 
 class BitranslationModel(base.BitextModel):
-  """Translates each sentence into the other language, given its semantic mean (VMSST paper).
+  """Predicts each sentence from the semantic mean of its translation (VMSST paper).
 
   The loss of a pair (x_i, x_j) is -log p(x_i | mu(x_j)) - log p(x_j | mu(x_i)), where mu(x) is the
   semantic mean of the sentence x. Both terms are summed over real tokens, including EOS.

@@ -23,7 +23,7 @@ PairLoss = Callable[..., Float[Array, "B"]]
 
 
 def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]) -> base.Metrics:
-  """Returns `in_batch_accuracy` as the metrics accuracy/forward and accuracy/backward."""
+  """Returns both results of `in_batch_accuracy`, as accuracy/forward and accuracy/backward."""
   return {
     "accuracy/forward": base.average(forward_B),
     "accuracy/backward": base.average(backward_B),
@@ -39,7 +39,7 @@ class InBatchNegativesModel(base.BitextModel):
   negatives. To save the same amount of memory, use `embedding_slices` instead.
 
   Attributes:
-    similarity: "dot" (as in the paper) or "cosine".
+    similarity: "dot" (as in the VMSST paper) or "cosine".
     scale: Factor applied to every score; the inverse of the temperature.
     mask_duplicates: Whether pairs that share a text, on either side, are excluded from each other's
       negatives. Otherwise, if a text occurs twice in a batch, a correct translation would count as
@@ -54,10 +54,9 @@ class InBatchNegativesModel(base.BitextModel):
     share_negatives: Whether to compare each source with the hard negatives of all pairs, as in E5
       and sentence-transformers. If False, each source is compared only with the hard negatives of
       its own pair, as in mUSE.
-    pair_loss: Function that accepts the same arguments as
-      `vmsst.losses.contrastive.contrastive_loss` and also returns the loss of each pair, [B]. It is
-      called with `symmetric` only if the attribute `symmetric` is False, and with `negative_BN`
-      only if the batch contains hard negatives.
+    pair_loss: Function that returns the loss of each pair, [B], and has the same arguments as
+      `vmsst.losses.contrastive.contrastive_loss`. The argument `symmetric` is passed only if the
+      attribute `symmetric` is False, and `negative_BN` only if the batch has hard negatives.
 
   For the inherited attributes, see `base.BitextModel`.
   """
@@ -100,7 +99,7 @@ class InBatchNegativesModel(base.BitextModel):
 
     Metrics: see `accuracy_metrics`. If the batch contains hard negatives, there are two more
     metrics: accuracy/negatives (0 to 1, the fraction of hard negatives that score below the target)
-    and negatives_per_example (usable hard negatives per pair).
+    and negatives_per_example (mean number of hard negatives per pair that are not ignored).
 
     Args:
       vector_B2S: Vectors of both sides of each pair.
@@ -193,9 +192,8 @@ class ContrastiveModel(InBatchNegativesModel):
     """
     names = ("inputs", "targets", "negatives")
     tokens_BRT = base.interleave(*(batch[name] for name in names if name in batch))
-    packing = batch.get("packing")
     vector_BRS = gradient_caching.embed_texts(
-      self.network, params, tokens_BRT, packing, slices=self.embedding_slices, rng=dropout_rng
+      self.network, params, tokens_BRT, batch, slices=self.embedding_slices, rng=dropout_rng
     )
     vector_B2S = vector_BRS[:, :2]
     negative_BKS = vector_BRS[:, 2:] if "negatives" in batch else None

@@ -1,9 +1,9 @@
 """Matryoshka losses, which make the first dimensions of a vector useful on their own.
 
-During training, the in-batch loss is computed from the full vectors and also from vectors that are
-truncated to their first dimensions. After training, you can truncate vectors in the same way to
-save memory and search time (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). To evaluate
-truncated vectors, use `vmsst eval --dimensions 64`.
+During training, the loss is computed from the full vectors and also from vectors that are truncated
+to their first dimensions. After training, you can truncate vectors in the same way to save memory
+and search time (`encode(truncate_dim=64)`, `vmsst embed --dimensions 64`). To evaluate truncated
+vectors, use `vmsst eval --dimensions 64`.
 
 Similarly, `LayersModel` computes the loss from the output of the full encoder and also from the
 outputs of shorter encoders, which consist of its first layers. After training, you can keep only
@@ -45,8 +45,8 @@ def mean_loss(
 ) -> tuple[Float[Array, "..."], base.Metrics]:
   """Returns the mean loss over the full vectors and the vectors truncated to each size in `dims`.
 
-  Truncation sets the last dimensions of a vector to zero, so that they do not affect dot products
-  or cosines.
+  To truncate a vector, the function sets its last dimensions to zero, so that they do not affect
+  dot products or cosines.
 
   Args:
     loss: Function that maps vectors to a loss and metrics.
@@ -108,15 +108,15 @@ class LayersModel(base.BitextModel):
 
   @property
   def compares_pairs(self) -> bool:
-    """Whether the loss compares pairs."""
+    """Whether the loss of `model` compares pairs."""
     return self.model.compares_pairs
 
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean loss, and metrics.
+    """Returns the loss averaged over the encoders, and metrics.
 
-    Metrics: `loss` is the mean loss. The other metrics for the full encoder have no prefix. The
+    Metrics: `loss` is this average. The other metrics for the full encoder have no prefix. The
     metrics for a shorter encoder have a prefix with its number of layers, such as `layers_4/`.
 
     Raises:

@@ -52,7 +52,7 @@ class ObjectivesModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the objective's loss and metrics; the metric `NAME/loss` repeats the loss."""
+    """Returns the loss and metrics of the batch's objective; `NAME/loss` repeats the loss."""
     (feature_name,) = (feature for feature in batch if feature.startswith(tables.OBJECTIVE))
     name = feature_name.removeprefix(tables.OBJECTIVE)
     loss, metrics = self.models[name].loss_fn(params, batch, dropout_rng)

@@ -27,8 +27,9 @@ class SimilarityModel(base.BitextModel):
 
   Attributes:
     network: Encoder for both sides.
-    loss: "cosent" ranks the pairs in a batch, so gold similarities may have any range; "mse" is the
-      mean squared error of the cosines, so gold similarities must lie between -1 and 1.
+    loss: "cosent" uses only the order of the gold similarities in a batch, so they may have any
+      range; "mse" is the mean squared error of the cosines, so gold similarities must lie between
+      -1 and 1.
     scale: Factor that "cosent" applies to every cosine; the inverse of the temperature.
     embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
     matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
@@ -69,9 +70,8 @@ class SimilarityModel(base.BitextModel):
     `matryoshka.mean_loss`.
     """
     tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
-    packing = batch.get("packing")
     vector_B2S = gradient_caching.embed_texts(
-      self.network, params, tokens_B2T, packing, slices=self.embedding_slices, rng=dropout_rng
+      self.network, params, tokens_B2T, batch, slices=self.embedding_slices, rng=dropout_rng
     )
     grade_B = batch["scores"][:, 0]
 
@@ -96,11 +96,11 @@ class ScoreDistillationModel(contrastive_model.ContrastiveModel):
   """Trains an encoder to match a teacher's scores for each query's target and hard negatives.
 
   The teacher is usually a cross-encoder. The float32 feature `scores`, [B, 1 + K], contains the
-  teacher's scores. For the hard negatives that this model ignores, see `ContrastiveModel`.
+  teacher's scores. `ContrastiveModel` describes which hard negatives are ignored.
 
   Attributes:
-    distillation: What to compare with the teacher: "kl_divergence", the distributions over the
-      candidates; or "margin_mse", the margins between the target and each hard negative.
+    distillation: "kl_divergence" compares the student's and the teacher's distributions over the
+      candidates; "margin_mse" compares their margins between the target and each hard negative.
     temperature: Divisor applied to the teacher's scores by "kl_divergence"; the student's
       temperature is 1 / `scale`.
     contrastive_weight: Weight of the contrastive loss in the total loss; E5 uses 0.2.

@@ -38,18 +38,18 @@ class _Terms(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class VmsstModel(base.BitextModel):
-  """Trains source separation with a variational bound, and translation from the semantic mean.
+  """Trains with a variational bound (ELBO) and with translation from the semantic mean.
 
-  The loss of a pair, averaged over the batch's pairs:
+  The loss of a batch is the mean over its pairs. The loss of a pair (x_i, x_j) is
 
     -log p(x_i | mu_sem(x_j), 0) - log p(x_j | mu_sem(x_i), 0) - elbo_weight * ELBO
     ELBO = log p(x_i | z_sem, z_i) + log p(x_j | z_sem, z_j) - kl_weight * (KL_sem + KL_i + KL_j)
 
   The first two terms are translation losses: each sentence is predicted from the semantic mean
   mu_sem of the other sentence and a language latent. By default, this language latent is the prior
-  mean (zero), because the latent of the sentence to predict would leak its text, and the latent of
-  the other sentence describes a different language. In the ELBO, z_sem is sampled from the
-  posterior of one sentence of the pair: the first or the second, alternating from row to row and
+  mean (zero): a latent from the sentence to predict would reveal its text, and a latent from the
+  other sentence would describe a different language. In the ELBO, z_sem is sampled from the
+  posterior of one sentence of the pair: the first or the second, alternating from pair to pair and
   from step to step. Log-likelihoods are summed over real tokens, including EOS; KLs are summed over
   dimensions. Over the first `kl_anneal_steps` steps, the weight of the KLs rises linearly from 0 to
   `kl_weight`.
@@ -108,7 +108,7 @@ class VmsstModel(base.BitextModel):
         If omitted in evaluation, the KL weight is `kl_weight`.
 
     Raises:
-      InputError: If the KL terms are annealed but `step` is missing in training.
+      InputError: If the KL weight is annealed but `step` is missing in training.
 
     Metrics: loss; nll/* (nats per token) and token_accuracy/* for translation and reconstruction;
     for each latent (semantic, input_language and target_language), kl/* (nats per sentence),
@@ -130,8 +130,8 @@ class VmsstModel(base.BitextModel):
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the training objective at `step` without dropout, and metrics.
 
-    Latents are sampled as in training, but with a fixed key. The metrics include all
-    metrics of `loss_fn`, and two lower bounds on log p(x_i, x_j) in nats per pair: elbo and
+    Latents are sampled as in training, but with a fixed key. The metrics are the metrics of
+    `loss_fn` and two lower bounds on log p(x_i, x_j) in nats per pair: elbo and
     importance_weighted_bound. Both bounds are estimated from `evaluation_samples` samples and do
     not depend on the KL weight.
     """
@@ -211,7 +211,7 @@ class VmsstModel(base.BitextModel):
   def _bounds(
     self, params: Any, batch: base.Batch, side_B: Int[Array, "B"], rng: jax.Array
   ) -> base.Metrics:
-    """Returns log-likelihood bounds for both sides; `side_B` selects the side for z_sem."""
+    """Returns bounds on log p(x_i, x_j); `side_B` selects the side from which z_sem is sampled."""
     pairs = bitranslation.pairs_in_batch(batch)
     embedded_B2TD = bitranslation.embed(self.network, params, pairs)
     by_side = self._posteriors(params, pairs, embedded_B2TD, None)
@@ -261,7 +261,7 @@ def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None
 
   Args:
     latents: Posteriors, keyed by latent name.
-    rng: Random key for the samples that are used to estimate mutual information (default: a fixed
+    rng: Random key for the samples from which mutual information is estimated (default: a fixed
       key).
   """
   metrics = {}
@@ -282,7 +282,7 @@ def latent_metrics(latents: Mapping[str, gaussian.Latent], rng: jax.Array | None
 def _latents_of_pairs(
   by_side: vmsst.Posteriors, side_B: Int[Array, "B"]
 ) -> dict[str, gaussian.Latent]:
-  """Returns the mean and log-variance of each latent; `side_B` selects the side for z_sem."""
+  """Returns the posteriors of each pair's latents; `side_B` selects the sentence for z_sem."""
   semantic = (by_side.semantic_mean_BS, by_side.semantic_log_variance_BS)
   language = (by_side.language_mean_BG, by_side.language_log_variance_BG)
   values: list[Any] = [
@@ -375,10 +375,10 @@ class VmsstContrastiveModel(VmsstModel, contrastive.InBatchNegativesModel):
 
 
 def alternating_sides(pairs: int, step: jax.Array | int | None) -> Int[Array, "B"]:
-  """Returns the side (0 or 1) from which z_sem is sampled; it alternates by row and by step."""
+  """Returns the side (0 or 1) from which each z_sem is sampled; it alternates by pair and step."""
   return (jnp.arange(pairs) + (0 if step is None else step)) % 2
 
 
 def take_side(x_B2S: Float[Array, "B 2 S"], side_B: Int[Array, "B"]) -> Float[Array, "B S"]:
-  """Returns one side of each pair."""
+  """Returns the vector on side `side_B` of each pair."""
   return jnp.where(side_B[:, None] == 0, x_B2S[:, 0], x_B2S[:, 1])

@@ -50,10 +50,10 @@ def build(
   Args:
     recipe: Name of a recipe in the package, or path of a recipe's YAML file.
     releases: Folder with OPUS releases.
-    evaluation: Folder with evaluation sets, whose sentences are excluded from the dataset.
+    evaluation: Folder with evaluation sets. Their sentences are excluded from the dataset.
     output: TFDS's `data_dir`.
-    work: Folder on disk in which to build the dataset before it is copied to `output`. Required if
-      `output` is in an object store. By default, the dataset is built directly in `output`.
+    work: Folder on disk in which to build the dataset before it is copied to `output` (default:
+      build in `output`). Required if `output` is in an object store.
     engine: Runs the stages (default: one process per core).
 
   All folders except `work` may be in object stores.

@@ -1,4 +1,4 @@
-"""Writes a dataset's data card in Markdown: its content, its sources, and the excluded data."""
+"""Writes a data card in Markdown: a dataset's content and sources, and what was excluded."""
 
 import dataclasses
 import json

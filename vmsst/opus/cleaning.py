@@ -39,7 +39,7 @@ error; a text is too long; the texts have the same `text_key`; one text is too l
 the other; a text has too few letters in the scripts of its language.
 """
 
-# Number of alphabetic characters that one character in each script corresponds to.
+# How many alphabetic characters one character counts as, by script (default: 1).
 _DENSITY = {"Hans": 3.0, "Hant": 3.0, "Jpan": 2.2, "Hang": 2.0, "Yiii": 3.0, "Ethi": 1.5}
 # The longer text may exceed the maximum ratio by this many characters. This keeps short pairs, such
 # as "No." and "Certainly not.".
@@ -85,7 +85,7 @@ _BLOCKS = {
   "Tibt": "\u0f00-\u0fff",
   "Yiii": "\ua000-\ua4cf",
 }
-# Additional scripts in which corpora write a language under the same code.
+# Additional scripts, by language and main script. Corpora use one code for all of these scripts.
 _MIXED = {
   ("srp", "Cyrl"): ("Latn",),
   ("hbs", "Latn"): ("Cyrl",),
@@ -111,9 +111,9 @@ class Cleaning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
   Attributes:
     max_characters: Maximum length of each text, in characters.
-    max_ratio: Maximum ratio of the longer to the shorter text. The longer text may exceed this
-      limit by 20 characters. In scripts whose characters stand for syllables or words, each
-      character counts as several (for example, 3 in Han script). The script is determined by the
+    max_ratio: Maximum ratio of the longer text's length to the shorter text's length. The longer
+      text may exceed this limit by 20 characters. A character that stands for a syllable or word
+      counts as several characters (for example, 3 in Han script). The script is determined by the
       language or, if the language is undetermined, by the text's letters.
     min_script_share: Minimum fraction of a text's letters that must belong to a script of its
       language.
@@ -242,7 +242,8 @@ def _invisible() -> re.Pattern[str]:
     and character not in "\u200c\u200d"
   ]
   everywhere = "".join(map(re.escape, characters))
-  # A joiner after a symbol, optionally with a skin color or variation selector, joins two emoji.
+  # Keep a zero-width joiner after an emoji, its skin color or its variation selector, because it
+  # joins two emoji.
   return re.compile(
     f"[{everywhere}]|(?<![{_JOINING}])\u200c"
     f"|(?<![{_JOINING}\u2190-\u2bff\ufe0f\U0001f000-\U0001faff])\u200d"
@@ -253,7 +254,7 @@ def _width(text: str, scripts: tuple[str, ...]) -> float:
   """Returns the length of a text in equivalent alphabetic characters.
 
   In some scripts, each character counts as several alphabetic characters. The script is the first
-  entry in `scripts` or, if `scripts` is empty, the most frequent script in the text.
+  entry in `scripts`. If `scripts` is empty, it is a script with at least half of the letters.
   """
   if scripts:
     return len(text) * _DENSITY.get(scripts[0], 1.0)
@@ -271,7 +272,7 @@ def _letters(scripts: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str]
 
 
 def _has_share(text: str, scripts: tuple[str, ...], share: float) -> bool:
-  """Returns whether any letter, and at least `share` of all letters, belong to `scripts`."""
+  """Returns whether at least one letter and `share` of all letters belong to `scripts`."""
   script_letters, other_letters = _letters(scripts)
   other_runs = other_letters.findall(text)
   if not other_runs:
@@ -304,7 +305,7 @@ class EvaluationSentences:
 
   @classmethod
   def from_texts(cls, sentences: Iterable[tuple[str, str]]) -> "EvaluationSentences":
-    """Collects pairs of set name and text. Raises OverflowError if there are more than 64 sets."""
+    """Collects sentences from (set, text) pairs. Raises OverflowError for more than 64 sets."""
     keys: dict[str, array.array] = {}
     for name, text in sentences:
       hashes = keys.setdefault(name, array.array("Q"))

@@ -3,8 +3,8 @@
     bitexts = readers.find_bitext("/data/*.de-en.tsv")
     counts = clean(held_out_sentences(["/data/test.en"]), pathlib.Path("clean.tsv"), bitexts)
 
-The steps are the same as in `vmsst.opus.builder`, followed by language identification with
-py3langid. `drop_low_scores` also removes pairs with low similarity.
+`clean` takes the same steps as `vmsst.opus.builder`, and also drops pairs if py3langid identifies
+another language. `drop_low_scores` removes pairs with low similarity.
 """
 
 import collections

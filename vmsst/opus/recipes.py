@@ -89,7 +89,7 @@ class Corpus(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Validation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-  """How many pairs to use for validation, for each corpus and language pair.
+  """How many pairs of each corpus and language pair to use for validation.
 
   Attributes:
     share: Fraction of the pairs to use, rounded down to whole pairs. Caps are applied first.
@@ -261,8 +261,8 @@ def plan(recipe: Recipe, ranks: Ranks) -> dict[Cell, Cut]:
 
   A cell is one corpus for one language pair. The sample from a cell consists of the rows with the
   lowest ranks. Within the sample, the lowest-ranked rows are used for validation. Ranks are
-  pseudo-random, so the sample is random, and the sample for a smaller cap is a subset of the sample
-  for a larger cap. If a language still has more training pairs than its target after the caps are
+  pseudo-random, so the sample is random. The sample for a smaller cap is a subset of the sample for
+  a larger cap. If a language still has more training pairs than its target after the caps are
   applied, the language's largest cells are reduced to the same size, and its smaller cells are used
   in full.
 
@@ -319,7 +319,7 @@ def goals(recipe: Recipe, ranks: Ranks, cuts: Mapping[Cell, Cut]) -> list[Goal]:
 
 
 def _counted_for(recipe: Recipe, pair: str) -> list[str]:
-  """Returns the languages whose targets count a pair: the non-pivot language, or both pivots."""
+  """Returns the languages that a pair counts for: its non-pivot, or both if both are pivots."""
   codes = pair.split("_")
   non_pivots = [code for code in codes if code not in recipe.pivots]
   return non_pivots or codes

@@ -8,8 +8,8 @@
 | `CORPUS_VERSION_moses_de-en.txt.zip` | flat file names from opustools, for all formats |
 
 The corpus folder may be at any depth, and may be named `OPUS-CORPUS`, as in OPUS's storage.
-If a code with a region (pt_BR) is not in the language table, the region is ignored. A script is
-never ignored.
+If a code with a region (pt_BR) is not in the language table, the region is ignored. A script in a
+code (sr_Latn) is never ignored.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ def read(release: Release) -> Iterator[Row | Fault]:
   empty = True
   for item in items:
     empty = False
-    if isinstance(item, Row):  # Drop further columns.
+    if isinstance(item, Row):  # Keep only the two texts.
       item = Row(item.number, item.texts[1::-1] if swapped else item.texts[:2])
     yield item
   if empty:
@@ -154,7 +154,7 @@ def _fold(code: str) -> str:
 
 
 def _sides(members: list[archives.Member], codes: tuple[str, str]) -> list[archives.Member]:
-  """Returns the two text members in the order of `codes`. Raises DamagedError if one is missing."""
+  """Returns an archive's texts in the order of `codes`. Raises DamagedError if one is missing."""
   texts = []
   for code in codes:
     matches = [x for x in members if _fold(x.name.rpartition(".")[2]) == _fold(code)]

@@ -172,7 +172,7 @@ def clean(
   return {"counts": counts, "held_out": by_set, "faults": faults, "fault_kinds": kinds}
 
 
-@functools.lru_cache(maxsize=1)  # Load the file only once per process.
+@functools.lru_cache(maxsize=1)  # Load the sentences only once per process.
 def _evaluation_sentences(path: str, digest: str) -> cleaning.EvaluationSentences:
   del digest
   return cleaning.EvaluationSentences.load(path)
@@ -290,7 +290,7 @@ def write(
   def rows(file: str) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     for table in read_bucket(file):
       rank_N, tag_N = table["rank"].to_numpy(), table["tag"].to_numpy()
-      # Ranks are ascending, so all later rows are out of range, too.
+      # Rows are sorted by rank. After a rank above all ranges, no row is selected.
       if not len(table) or rank_N[0] > last_C.max():
         return
       inside_N = np.flatnonzero((rank_N >= low_C[tag_N]) & (rank_N <= last_C[tag_N]))

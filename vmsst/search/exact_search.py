@@ -24,13 +24,12 @@ BLOCK_ROWS = 1 << 14  # default number of rows that are in memory at once
 _SOURCE_ROWS = 1 << 13  # Sources held in memory while all targets are read.
 _TARGET_ROWS = 1 << 11  # Targets per read.
 _TASK_ROWS = 1 << 11  # Sources per thread task. This number affects rounding.
-_GROUP = 32  # Sources per group. For each target, only the k best groups are searched.
+_GROUP = 32  # Sources per group. Each target's k best sources are in its k best groups.
 _SEARCHING = threading.Lock()  # Lock held while BLAS is limited to one thread.
-# Maximum sources and maximum targets per block in `search_blocks`. Both are multiples of the number
-# of rows that a search reads at once. Sources are divided into at most 8 blocks, or into more if
-# the blocks would exceed the maximum. The size of a block is a multiple of 8,192 rows.
+# Block sizes in `search_blocks`: maximum sources, maximum targets, and minimum sources. All are
+# multiples of the number of rows that a search reads at once.
 _BLOCK_SOURCES, _BLOCK_TARGETS, _LEAST_SOURCES = 1 << 16, 1 << 18, 1 << 13
-_SOURCE_BLOCKS = 8
+_SOURCE_BLOCKS = 8  # Blocks of sources at most, unless they would exceed the maximum size.
 
 
 class Rows(Protocol):

@@ -177,7 +177,7 @@ def open_vectors(vectors: Any) -> Vectors:
 
 
 class EmbeddedText(NamedTuple):
-  """Texts and their vectors. The texts are the lines of a file, or one column or key in each line.
+  """Texts and their vectors. The texts are a file's lines, or one column or JSON key of each line.
 
   Attributes:
     path: The text file.
@@ -197,7 +197,7 @@ class EmbeddedText(NamedTuple):
 
   @property
   def dimensions(self) -> int | None:
-    """Number of leading encoder dimensions in the vectors; None if the vectors contain all."""
+    """Number of the encoder's leading dimensions that the vectors contain; None if all."""
     count = self.vectors.settings.get("dimensions")
     return count if isinstance(count, int) else None
 

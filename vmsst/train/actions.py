@@ -40,7 +40,7 @@ class EarlyStoppingAction(BaseAction):
   Attributes:
     metric: (task, metric) to watch.
     mode: "min" if lower values are better, "max" if higher values are better.
-    patience: Number of consecutive evaluations without improvement.
+    patience: Number of consecutive evaluations without improvement after which the run stops.
     atol: Minimum absolute improvement.
     rtol: Minimum improvement, as a fraction of the best value. It is added to `atol`.
   """
@@ -73,14 +73,14 @@ class KeepBestAction(BaseAction):
   """Writes the names of the best checkpoints to `best.json`.
 
   The run never deletes the checkpoints named in `best.json`, and `vmsst.load` opens the best of
-  them. Every evaluated step must have a checkpoint, and this checkpoint must be complete before the
-  next evaluation.
+  them. The run must save a checkpoint at every evaluation, and complete it before the next
+  evaluation.
 
   Attributes:
     model_dir: The run's folder.
     metric: (task, metric) to watch.
     mode: "min" if lower values are better, "max" if higher values are better.
-    count: Number of checkpoints to keep, at least the `average` argument of `train`.
+    count: Number of checkpoints to keep. Must not be less than the argument `average` of `train`.
   """
 
   model_dir: str
@@ -97,7 +97,7 @@ class KeepBestAction(BaseAction):
     metric, best = "/".join(self.metric), t5x.read_best(self.model_dir) or {}
     complete = {path.name for path in t5x.all_checkpoints(self.model_dir)}
     ranking = best.get("ranking", [best]) if best.get("metric") == metric else []
-    # After a crash, `best.json` may already list this checkpoint, or an incomplete checkpoint.
+    # After a crash, `best.json` may list the new checkpoint already, or an incomplete checkpoint.
     ranking = [entry for entry in ranking if entry["checkpoint"] in complete - {name}]
     ranking.append({"checkpoint": name, "value": value})
     # The sort is stable even in reverse order, so the earlier checkpoint wins a tie.

@@ -166,13 +166,13 @@ class Adafactor(OptimizerDef):
       parameter.
     beta1: Decay of the first moment. If None, there is no first moment, which saves memory.
     decay_rate: Exponent c in the second moment's decay, 1 - t ** -c at step t = 1, 2, ...
-    step_offset: Step at which the decay schedule starts, for fine-tuning.
+    step_offset: Step at which t is 1, such as the first step of fine-tuning.
     clipping_threshold: Maximum root mean square of an update, before it is multiplied by the
       learning rate.
     weight_decay_rate: Fraction of a parameter to subtract at each step.
     min_dim_size_to_factor: A matrix is factored only if both axes have at least this size.
     epsilon1: Constant added to squared gradients.
-    epsilon2: Minimum scale for `multiply_by_parameter_scale`.
+    epsilon2: Lower bound of the root mean square in `multiply_by_parameter_scale`.
     logical_factor_rules: Role of each logical axis: 'row', 'column', 'batch' or 'none'.
   """
 
@@ -192,10 +192,10 @@ class Adafactor(OptimizerDef):
     self._roles: dict[Path, tuple[Role, ...]] = {}
 
   def set_param_axes(self, param_logical_axes: PyTree) -> None:
-    """Derives the roles from the parameters' logical axes, if `logical_factor_rules` is set.
+    """Looks up the role of each parameter axis in `logical_factor_rules`, if there are rules.
 
     Raises:
-      InputError: If an axis has no rule.
+      InputError: If a logical axis has no rule.
     """
     if self.logical_factor_rules is not None:
       self._roles = {

@@ -1,8 +1,7 @@
 """T5X checkpoints, which Orbax writes to `checkpoint_<step>/state` in the model folder.
 
-Upstream T5X can read the checkpoints that this module writes, and this module can read the
-checkpoints that upstream T5X writes. Before reading any array of a checkpoint, the module compares
-the checkpoint's metadata with the model.
+This module and upstream T5X can read each other's checkpoints. Before reading any array, the module
+compares the names and shapes of the arrays in the checkpoint with the model.
 """
 
 import contextlib
@@ -58,10 +57,10 @@ class RestoreCheckpointConfig:
   """The checkpoint to start from (`t5x.utils.RestoreCheckpointConfig`).
 
   Attributes:
-    path: A checkpoint, or a folder with checkpoints (default: start from scratch).
-    mode: "specific" reads the checkpoint at `path`, or any encoder that `vmsst.load` can open. If
-      `path` is a training run, its best checkpoint is read. "latest" selects the newest checkpoint
-      in the folder `path`. "all" selects all checkpoints in the folder, for evaluation only.
+    path: A checkpoint, or a folder with checkpoints. If None, the training starts from scratch.
+    mode: "specific" reads `path`, a checkpoint or an encoder that `vmsst.load` can open. If `path`
+      is a training run, its best checkpoint is read. "latest" reads the newest checkpoint in the
+      folder `path`. "all" reads all checkpoints in the folder, for evaluation only.
     assignment_map: Pairs (regular expression, name of a checkpoint array). For each model array,
       the first expression that matches the array's full name selects the checkpoint array to read.
       If the second entry of that pair is None, the model array is not read from the checkpoint.
@@ -88,7 +87,7 @@ class CheckpointConfig:
 def newest_intact(model_dir: str) -> epath.Path | None:
   """Returns the newest intact checkpoint in `model_dir`, or None if the folder has no checkpoint.
 
-  Logs a warning for each newer, damaged checkpoint and renames it to `damaged_checkpoint_<step>`.
+  If newer checkpoints are damaged, logs warnings and renames them to `damaged_checkpoint_<step>`.
 
   Raises:
     InputError: If all checkpoints are damaged.
@@ -461,7 +460,7 @@ class CheckpointManager:
       self._manager.check_for_errors()
 
   def close(self) -> None:
-    """Waits until all checkpoints are complete, unless writing an earlier checkpoint failed."""
+    """Waits until all checkpoints are complete, unless an earlier write has failed."""
     if not self._failed:
       with self._orbax_errors():
         self._manager.wait_until_finished()

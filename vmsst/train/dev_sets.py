@@ -37,7 +37,7 @@ class _Texts(NamedTuple):
 
 
 class DevSets:
-  """Evaluates held-out sets during training; use it as the `evaluator` of `train`.
+  """Evaluates held-out sets during training; pass it to `train` as `evaluator`.
 
   The metrics depend on the set:
 
@@ -50,9 +50,9 @@ class DevSets:
   checkpoint. Metrics are also appended to `inference_eval/dev-metrics.jsonl` in the run's folder.
 
   Args:
-    sets: Training sets or retrieval sets by name, with their prompts.
+    sets: Held-out sets by name, from `finetuning.open_dev_sets`. Their texts include the prompts.
     model: The model.
-    vocabulary: Vocabulary to tokenize the texts with; it must not add a prompt.
+    vocabulary: Vocabulary to tokenize the texts with. It must not add another prompt.
     partitioner: Provides the device mesh.
     folder: The run's folder.
     metric: Name of the metric to use as the score, such as "ndcg@10/nq" (default: the first metric
@@ -137,7 +137,7 @@ def _pairs(table: tables.TextTable) -> _Texts:
 def _retrieval(texts: retrieval_sets.RetrievalSet) -> _Texts:
   """Prepares queries and documents for scoring by the ranks of the relevant documents."""
   number = {document: row for row, document in enumerate(texts.documents)}
-  # Metrics are undefined for a query without a relevant document.
+  # Drop queries without relevant documents, because the metrics are undefined for them.
   judged = {query: grades for query, grades in texts.relevance.items() if any(grades.values())}
   gold = [{number[name]: grade for name, grade in grades.items()} for grades in judged.values()]
   lists = [[texts.queries[query] for query in judged], [*texts.documents.values()]]

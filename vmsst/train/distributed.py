@@ -46,8 +46,8 @@ def join(
     coordinator_address: HOST:PORT of process 0. If omitted, JAX detects it.
     count: Number of processes. If omitted, JAX detects it. If 1, the context does nothing.
     index: Index of this process, from 0. If omitted, JAX detects it.
-    multi_process: Whether to connect even if all arguments above are omitted and the process does
-      not run under SLURM, under Open MPI or on a TPU pod.
+    multi_process: Whether to connect in any case. If false, this process connects only if an
+      argument above is given, or if it runs under SLURM, under Open MPI or on a TPU pod.
     initialization_timeout: Seconds to wait for the other processes.
 
   Raises:
@@ -60,7 +60,7 @@ def join(
   on_cluster = (
     ("SLURM_STEP_NODELIST" in os.environ and os.environ.get("SLURM_NTASKS") != "1")
     or "OMPI_MCA_orte_hnp_uri" in os.environ  # Open MPI
-    # On a TPU host, importing JAX sets only the first of these variables.
+    # On a TPU host, importing JAX sets TPU_ML_PLATFORM, but not TPU_SKIP_MDS_QUERY.
     or ("TPU_ML_PLATFORM" in os.environ and "TPU_SKIP_MDS_QUERY" not in os.environ)
   )
   if count == 1 or not (requested or on_cluster):
@@ -120,7 +120,8 @@ def _exit_without_waiting() -> None:
     os._exit(1)
 
   atexit.register(end)  # Registered after JAX's exit handler, so it runs first.
-  timer = threading.Timer(10.0, end)  # Threads that wait for other processes would block the exit.
+  # Threads that wait for other processes can block the exit, so end after ten seconds in any case.
+  timer = threading.Timer(10.0, end)
   timer.daemon = True
   timer.start()
 

@@ -90,13 +90,13 @@ def report(
     step.
 
   Raises:
-    InputError: If the mesh does not divide the batch, the checkpoint does not match the model, or
+    InputError: If the batch size does not fit the mesh, the checkpoint does not match the model, or
       the devices have too little memory.
   """
   mesh = partitioner.mesh
   hardware = f"{mesh.size} {mesh.devices.flat[0].device_kind}"
   batch_size = cfg.batch_size
-  partitioner.data_shard(batch_size)  # Raise an error if the mesh does not divide the batch.
+  partitioner.data_shard(batch_size)  # Check that the batch size fits the mesh.
   converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
   lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
   floats = {*tables.TEACHER_SIDES, "scores"}

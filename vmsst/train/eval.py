@@ -30,8 +30,8 @@ class InferenceEvaluator:
   Args:
     infer_eval_dataset_cfg: The tasks.
     inference_evaluator_cls: `seqio.Evaluator`, optionally with bound arguments.
-    model: The model. It must define `predict_batch`, `predict_batch_with_aux` or `score_batch` only
-      if a task uses the method.
+    model: The model. It must define the methods that the tasks use: `predict_batch`,
+      `predict_batch_with_aux` or `score_batch`.
     partitioner: Provides the device mesh.
     log_dir: The run's folder; SeqIO's loggers write to its subfolder inference_eval (default:
       write nothing).

@@ -33,10 +33,10 @@ from vmsst.jobs import outputs
 _RUNTIME = "vmsst.train"
 
 
-# Replace gin's reader for files in Python packages. Gin's reader logs an error for every search
-# path that does not contain the file. It also fails if a gin file includes `data/files.gin` and the
-# working directory has a folder `data` that is not a Python package. Gin has no public function for
-# replacing its reader.
+# Replace the reader that gin uses for files in Python packages. Gin's reader logs an error for each
+# search path that lacks the requested file. It also fails if a gin file includes `data/files.gin`
+# and the working directory has a folder `data` that is not a Python package. Gin has no public
+# function for replacing this reader.
 gin.config._FILE_READERS[:] = [
   (open, os.path.isfile),
   (lambda path: io.StringIO(input_files.read_bytes(path).decode()), storage.is_file),

@@ -69,9 +69,9 @@ def infer(
     partitioner: Provides the device mesh.
     output_dir: Absolute path of the folder for the results.
     checkpoint_period: Batches between saves.
-    shard_id: Data shard to process, from 0.
+    shard_id: Index of the data shard to process, from 0.
     num_shards: Number of data shards.
-    output_vocab_feature_name: Feature whose vocabulary decodes predicted ids.
+    output_vocab_feature_name: Name of the feature with the vocabulary that decodes predicted ids.
     summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
       configuration.
 
@@ -176,7 +176,7 @@ def _lines(rows: list[Any], result: Any, vocabulary: Any) -> Iterator[str]:
 
 
 def _json(value: Any) -> str:
-  """Formats a value as T5X does: full arrays, and bytes as text if possible, or else as base64."""
+  """Returns JSON as T5X writes it: full arrays, and bytes as text if possible, else as base64."""
   return json.dumps(
     value, cls=seqio.TensorAndNumpyEncoder, max_ndarray_size=math.inf, ensure_ascii=False
   )

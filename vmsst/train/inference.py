@@ -88,7 +88,7 @@ def get_array_fn(
     ),
     out_axis_resources=None,
   )
-  partitioner.data_shard(batch_size)  # Raise an error if the mesh does not divide the batch.
+  partitioner.data_shard(batch_size)  # Check that the batch size fits the mesh.
 
   def run(
     features: Mapping[str, np.ndarray], train_state: Any, rng: jax.Array | None = None

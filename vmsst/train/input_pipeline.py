@@ -26,7 +26,7 @@ from vmsst.train import partitioning
 
 Batch = Mapping[str, np.ndarray]
 
-_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # possible lengths after trimming
+_LENGTH_SIXTEENTHS = (1, 2, 3, 4, 6, 8, 12, 16)  # fractions of the padded length to keep
 _LENGTH_MULTIPLE = 4
 _AHEAD = 2  # Number of batches to prefetch.
 _TOGETHER = 16  # The processes agree on the trimmed lengths of this many batches at a time.
@@ -78,11 +78,10 @@ def get_training_eval_datasets(
   eval_steps: int,
   feature_converter_cls: Callable[..., Any],
 ) -> dict[str, Any]:
-  """Returns `eval_steps` batches for the mixture and for each of its tasks that has the split.
+  """Returns `eval_steps` batches for the mixture and for each of its tasks that has `cfg.split`.
 
   As in upstream T5X, the examples of a small task are repeated until there are `eval_steps` full
-  batches. Each dataset's `as_numpy_iterator()` yields this shard's rows of each batch. With several
-  shards, columns that contain only padding in the whole global batch are trimmed.
+  batches. Each dataset's `as_numpy_iterator()` yields this shard's rows of each batch.
   """
   import seqio
 
@@ -139,10 +138,10 @@ def take_rows(batch: Batch, rows: slice | np.ndarray) -> dict[str, np.ndarray]:
 
 
 def used_sixteenths(batch: Batch) -> int:
-  """Returns how many sixteenths of the padded length the texts in a batch occupy, rounded up.
+  """Returns the smallest fraction of the padded length that keeps all tokens, in sixteenths.
 
-  The returned number is 1, 2, 3, 4, 6, 8, 12 or 16. Integer features of rank 2 or more, [B, ...,
-  T], are treated as texts.
+  The returned number is 1, 2, 3, 4, 6, 8, 12 or 16. Integer features [B, ..., T] with T > 1
+  are texts, padded to T tokens.
   """
   return next(
     sixteenths
@@ -152,15 +151,16 @@ def used_sixteenths(batch: Batch) -> int:
 
 
 def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.ndarray]:
-  """Trims the columns on the right in which all texts in the batch have padding.
+  """Cuts off padding on the right of every text feature.
 
-  All text features keep the same fraction of their padded length, rounded up to a multiple of 4
-  tokens. Batches therefore have few different shapes. This saves time, because JAX compiles a
-  separate step for each shape.
+  Every text feature is cut to the same fraction of its padded length, rounded up to a multiple of 4
+  tokens. There are only eight fractions, so batches have few different shapes. This saves time,
+  because JAX compiles a separate step for each shape.
 
   Args:
     batch: The batch.
-    sixteenths: The fraction to keep, in sixteenths (minimum and default: `used_sixteenths(batch)`).
+    sixteenths: The fraction to keep, in sixteenths (default: the smallest fraction that keeps all
+      tokens, `used_sixteenths(batch)`).
   """
   cuts = _cuts(batch, used_sixteenths(batch) if sixteenths is None else sixteenths)
   return {**batch, **{name: value[..., :cut] for name, (value, cut) in cuts.items()}}
@@ -203,8 +203,8 @@ class DataState:
   def read_from(cls, folder: storage.Path, process: int, processes: int) -> "DataState | None":
     """Returns the state in `folder`, or None if `folder` has no state for this process.
 
-    If a run with a different number of processes wrote the state, the state does not match the rows
-    that this process reads. In this case, the method logs a warning and returns None.
+    If the run that wrote `folder` had a different number of processes, its states cannot be used,
+    because its processes read other rows. In this case, logs a warning and returns None.
     """
     path = _state_path(folder, process, processes)
     if path.is_file():
@@ -230,14 +230,14 @@ def _state_path(folder: storage.Path, process: int, processes: int) -> storage.P
 
 
 class TrainIterator:
-  """Iterates over batches on the devices, prefetched by a thread.
+  """Yields batches on the devices. A thread reads the batches ahead.
 
   Args:
     batches: This process's rows of each batch, starting at step 0. Either an iterator with the
       methods of `vmsst.data.loader.BatchIterator`, or a tf.data dataset.
     partitioner: Provides the device mesh.
-    save_state: Whether `state` returns the current state. If false, `state` returns the initial
-      state of the run, and a restarted run reads and drops all batches before its first step.
+    save_state: Whether `state` returns the current state. If false, `state` always returns the
+      state at the start of the run, so a restarted run reads the same batches again and drops them.
 
   Attributes:
     element_spec: Shape and dtype of each column of a batch.

@@ -31,14 +31,14 @@ class Lora(optimizers.OptimizerDef):
   """Trains low-rank updates of kernels with any optimizer.
 
   Args:
-    optimizer: Optimizer for the matrices A and B of all kernels, named `.../kernel/a` and
-      `.../kernel/b`.
+    optimizer: Optimizer for the matrices A and B of all kernels. Their names end with `/kernel/a`
+      and `/kernel/b`.
     rank: Number of columns of A and rows of B.
-    alpha: The factor alpha in the update.
+    alpha: The factor alpha in the update, alpha / rank * A B.
     targets: Regular expressions for the names of the kernels to train, such as
       ".*/attention/.*/kernel". An expression that matches no parameter raises InputError when the
       state is initialized.
-    seed: Random seed for the initial A, which is uniform in ±1 / sqrt(M). The initial B is zero.
+    seed: Random seed for A. Initially, A [M, rank] is uniform in ±1 / sqrt(M), and B is zero.
   """
 
   def __init__(

@@ -25,7 +25,7 @@ from vmsst.io import input_files
 from vmsst.jobs import outputs
 
 RUN_ID = "run_id"
-"""Object with the ID of the run that started last, if MODEL_DIR is in an object store."""
+"""File with the ID of the run that started last, if MODEL_DIR is in an object store."""
 
 
 @contextlib.contextmanager

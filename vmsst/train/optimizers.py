@@ -9,7 +9,7 @@ SCHEDULE. To use the same schedule in an optax optimizer, write:
   optimizers.chain.transformations = [@optax.clip_by_global_norm(), @optax.adamw()]
   optax.adamw.learning_rate = %SCHEDULE
 
-Gin files compute some schedule arguments from TRAIN_STEPS, so that the schedule ends with the run:
+To make a schedule end with the run, compute its arguments from TRAIN_STEPS in the gin file:
 
   from vmsst.train import optimizers as schedules
   utils.create_learning_rate_scheduler.decay_factor = @schedules.slope_to_zero()
@@ -117,7 +117,7 @@ class OptaxWrapper(OptimizerDef):
 def chain(
   transformations: Sequence[optax.GradientTransformation], frozen: Sequence[str] = ()
 ) -> OptaxWrapper:
-  """Wraps `optax.chain` as an OptimizerDef. The transformations are one list that gin can bind.
+  """Wraps `optax.chain` as an OptimizerDef, with all transformations in one argument for gin.
 
   Args:
     transformations: Transformations to chain.
@@ -171,7 +171,8 @@ def create_learning_rate_scheduler(
 ) -> Schedule:
   """Returns a function that takes a step and returns its learning rate, a float32 scalar.
 
-  With t = max(0, step - step_offset), w = warmup_steps and v = max(1, w), the factors are:
+  The learning rate is the product of the chosen factors. With t = max(0, step - step_offset),
+  w = warmup_steps and v = max(1, w), the factors are:
 
   * constant: base_learning_rate,
   * linear_warmup: min(1, t / v),
@@ -188,7 +189,7 @@ def create_learning_rate_scheduler(
 
   Args:
     factors: Names of factors, separated by `*`.
-    base_learning_rate: The constant.
+    base_learning_rate: Value of `constant`.
     warmup_steps: Number of warm-up steps. All decays except `decay_every` start after them.
     decay_factor: Slope for `linear_decay`, or factor for `decay_every`.
     steps_per_decay: Number of steps between two decays, for `decay_every`.

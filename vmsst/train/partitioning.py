@@ -40,11 +40,11 @@ def standard_logical_axis_rules(
   parameter_partitioning_dims: Literal[1, 2] = 1,
   additional_rules: LogicalAxisRules | None = None,
 ) -> LogicalAxisRules:
-  """Returns upstream's rules for T5X's standard axis names.
+  """Returns upstream T5X's rules for its standard axis names.
 
   Args:
-    activation_partitioning_dims: If 2, the `embed` axis is also sharded over `model`.
-    parameter_partitioning_dims: If 2, the `embed` axis is also sharded over `data` (fully sharded
+    activation_partitioning_dims: If 2, the `embed` axis is sharded over `model`.
+    parameter_partitioning_dims: If 2, the `embed` axis is sharded over `data` (fully sharded
       parameters).
     additional_rules: Appended to the standard rules; the first matching rule applies.
   """
@@ -135,13 +135,13 @@ class PjitPartitioner:
     return NamedSharding(self.mesh, self.data_partition_spec)
 
   def data_shard(self, batch_size: int) -> tuple[int, int]:
-    """Returns the shard of the data that this process reads, and the number of shards.
+    """Returns the index of the data shard that this process reads, and the number of shards.
 
     Args:
       batch_size: Examples in the global batch.
 
     Raises:
-      InputError: If the batch size is not divisible by the data axis.
+      InputError: If the batch size is not divisible by the size of the `data` axis.
     """
     data_size = self.mesh.shape["data"]
     if batch_size % data_size:

@@ -1,11 +1,11 @@
 """Updates only the rows of the token table that a batch uses.
 
 For a 250,000 x 256 token table, an AdamW step reads four arrays of 256 MB and writes three arrays
-of 256 MB, although a batch uses only a few thousand rows of the table. `RowWise` gathers the rows
-that the batch uses from the table and from the optimizer's moments before the gradients are
-computed, and writes the updated rows back. The model sees only a small table with these rows. The
-full table and its moments are updated in place, and a step allocates no other array of the table's
-size.
+of 256 MB, although a batch uses only a few thousand rows of the table. Before the gradients are
+computed, `RowWise` copies the rows that the batch uses, from the table and from the optimizer's
+moments. The model sees only a small table with these rows. After the update, the rows are written
+back. The full table and its moments are updated in place, and a step allocates no other array of
+the table's size.
 
 The rows for tokens that are not in the batch have zero gradients. Therefore, the gradients and
 their norm are the same as with an optimizer that updates the whole table. The updates differ,
@@ -52,8 +52,7 @@ class RowWise(optimizers.OptimizerDef):
     tokens = jnp.concatenate([batch[name].reshape(-1) for name in _TOKENS if name in batch])
     count = params[_MODULE][_TABLE].shape[0]
     # JAX needs a fixed number of ids, so the ids are padded with an id past the end of the table.
-    # Reading the row of this id returns the last row of the table, and writing to the row of this
-    # id does nothing.
+    # For this id, `_rows` returns the last row of the table, and `put` writes nothing.
     ids_U = jnp.unique(tokens, size=min(len(tokens), count), fill_value=count)
 
     def complete(tree: PyTree) -> PyTree:

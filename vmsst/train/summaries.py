@@ -77,7 +77,7 @@ class LogFolder:
 
 
 def numbers(metrics: Mapping[str, clu.metrics.Metric]) -> dict[str, float]:
-  """Computes metrics and copies them from the devices to the host."""
+  """Copies metrics from the devices to the host, and computes their values."""
   return {name: float(np.asarray(x.compute())) for name, x in jax.device_get(metrics).items()}
 
 
@@ -165,7 +165,7 @@ def send_to_wandb(
 
   Args:
     model_dir: The run's folder, on a local disk.
-    summary_writer: The runtime's TensorBoard writer, before its first write.
+    summary_writer: The runtime's TensorBoard writer. It must not have written anything yet.
     step: Current step.
     summarize_config_fn: Function that takes (model_dir, summary_writer, step) and writes the
       configuration.

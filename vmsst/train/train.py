@@ -59,22 +59,22 @@ def train(
 
   Training starts from the newest intact checkpoint in `model_dir`. If there is none, training
   starts from the checkpoint in `checkpoint_cfg.restore`, or else from scratch. A checkpoint is
-  saved at every multiple of the checkpoint period and after the last step. Likewise, the model is
-  evaluated at every multiple of `eval_period` and after the last step. A resumed run repeats an
-  interrupted evaluation. On SIGTERM or SIGINT, the function writes a checkpoint and ends the run.
-  It never saves a state with infinite or NaN parameters.
+  saved before the first step, at every multiple of the checkpoint period, and after the last step.
+  The model is evaluated at every multiple of `eval_period` and after the last step. A resumed run
+  repeats an interrupted evaluation. On SIGTERM or SIGINT, the function writes a checkpoint and ends
+  the run. It never saves a state with infinite or NaN parameters.
 
   Args:
     model: See docs/model_interface.md.
     train_dataset_cfg: Training data.
-    train_eval_dataset_cfg: Data for computing the training metrics without updating parameters, if
-      any.
+    train_eval_dataset_cfg: Data for computing the loss and other training metrics in each
+      evaluation, if any.
     infer_eval_dataset_cfg: Data for the SeqIO evaluation, if any.
     checkpoint_cfg: Checkpoint to start from, and checkpoints to save.
     partitioner: Provides the device mesh.
     trainer_cls: Creates the trainer.
     model_dir: Absolute path of the run's folder.
-    total_steps: Last step.
+    total_steps: Step at which the training ends.
     eval_steps: Number of batches from `train_eval_dataset_cfg` per evaluation.
     eval_period: Steps between evaluations.
     stats_period: Number of steps over which training metrics are averaged (default: the shorter of
@@ -86,8 +86,8 @@ def train(
       configuration.
     inference_evaluator_cls: `seqio.Evaluator` (default), optionally with bound arguments.
     get_dataset_fn: Function that returns the training data (default: `loader.get_batches`). Its
-      arguments are `train_dataset_cfg`, the shard, the number of shards, and a function that
-      creates the model's feature converter.
+      arguments are `train_dataset_cfg`, the index of the data shard, the number of shards, and a
+      function that creates the model's feature converter.
     train_eval_get_dataset_fn: Function that returns the datasets for `train_eval_dataset_cfg` by
       name.
     actions: Actions by mode ("TRAIN", "TRAIN_EVAL", "INFER_EVAL"). An action receives the metrics

@@ -1,7 +1,7 @@
 """The training step and the training loop (`t5x.trainer` in the bundled runtime).
 
 Each training step is one call to a jitted function with donated arguments. The function computes
-the gradients (over microbatches), applies the update, and adds the step's metrics to a sum. The sum
+the gradients (in microbatches), applies the update, and adds the step's metrics to a sum. The sum
 is reset when metrics are written. The host only supplies batches.
 """
 
@@ -277,7 +277,7 @@ class Trainer:
     )
 
   def empty_sums(self, batch: Batch) -> Any:
-    """Returns sums over zero steps for a batch like `batch` (arrays or shapes)."""
+    """Returns `sums` over zero steps for `summing_train_step`. `batch` has arrays or shapes."""
     with self._partitioner.context():
       kind = frozenset(batch)
       if kind not in self._make_sums:

@@ -124,7 +124,7 @@ class Phrasebook:
 
   @functools.cached_property
   def _rows(self) -> dict[str, dict[str, str]]:
-    """Forms and object of each predicate, by form name or "object"."""
+    """Maps each predicate to its forms, by form name, and its object, under the key "object"."""
     rows = {}
     for predicate, row in self.predicates.items():
       forms, _, obj = row.partition(" / ")

@@ -17,9 +17,9 @@ def alignment_scores(gold: Iterable[Pairs], predicted: Iterable[Pairs]) -> dict[
   """Returns precision, recall and F1 over all documents, 0 to 1.
 
   In strict scores, a predicted alignment is correct if it equals a gold alignment. In lax scores, a
-  predicted alignment only needs to share a source sentence and a target sentence with the same gold
-  alignment. Alignments without sources or without targets (deletions) are included when precision
-  is computed, but not when recall is computed.
+  predicted alignment is also correct if it shares at least one source sentence and one target
+  sentence with a gold alignment. Precision includes deletions (alignments without sources or
+  without targets), but recall does not.
 
   Args:
     gold: Gold alignments for each document.

@@ -63,7 +63,7 @@ def transfer_accuracies(
   seeds: Sequence[int] = (0, 1, 2, 3, 4),
   config: MlpConfig | None = None,
 ) -> dict[str, dict[str, np.ndarray]]:
-  """Trains one classifier per split; returns its accuracy on every test set, 0 to 1.
+  """Trains a classifier per split and seed; returns the accuracies on all test sets, 0 to 1.
 
   Usually, each split and each test set is in one language. Each classifier is tested with the
   parameters from the epoch with the highest accuracy on the split's development data; if several
