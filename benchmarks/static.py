@@ -1,4 +1,4 @@
-"""Distills a static encoder, trains it on bitext, and compares both with the original encoder.
+"""Distills an encoder to a static encoder, trains this on bitext, and compares all three encoders.
 
   python benchmarks/static.py --data=DATA --encoder=multilingual-e5-small --folder=OUT
 

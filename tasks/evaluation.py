@@ -29,7 +29,7 @@ from vmsst.languages import Language, language
 from vmsst.tasks import bitext
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
-"""Benchmarks that are small enough for evaluation during training; `questions` uses a sample."""
+"""Benchmarks small enough for evaluation during training (`questions` with a sample of PAQ)."""
 ROW = "row"  # name of the feature that stores the position of a text
 
 
@@ -269,10 +269,10 @@ def _read_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
 
 @flax.struct.dataclass
 class VectorMetric(seqio.metrics.Metric):
-  """A SeqIO metric that scores a task, given the vectors of its texts; used in `metric_objs`.
+  """A SeqIO metric that scores a task, given the vectors of its texts.
 
-  For functions in `metric_fns`, SeqIO would convert the vectors to Python lists, which take eight
-  times as much memory as arrays.
+  Pass this metric in `metric_objs`. For functions in `metric_fns`, SeqIO would convert the vectors
+  to Python lists, which take eight times as much memory as arrays.
 
   Attributes:
     measure: Function that takes the positions of the texts [N] and their vectors [N, D], and
@@ -303,7 +303,7 @@ def collect_results(
 
   Args:
     tasks: The tasks.
-    row_N: Position of each text in the tasks, in any order.
+    row_N: Positions of the texts among the texts of all tasks, in any order.
     vectors_ND: Vectors of the texts, in the same order as `row_N`.
 
   Raises:
@@ -351,8 +351,8 @@ def _register(
 
   Args:
     kind: Prefix of the name.
-    key: Identifies the data and options that `load` and `metrics` use, such as file versions. Tasks
-      with the same key have the same name.
+    key: Identifies the data and options that `load` and `metrics` use, such as file versions. The
+      task's name depends on the key.
     split: Name of the only split.
     load: Function that reads the tasks from the evaluation suite; called on first use.
     vocabulary: Vocabulary that tokenizes the texts.
