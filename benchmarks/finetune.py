@@ -65,7 +65,7 @@ def read_pairs(data: pathlib.Path, first: int, last: int) -> list[list[str]]:
 
 
 def read_scores(data: pathlib.Path, split: str) -> Rows:
-  """Returns English and German pairs of a split of STS-B in turns, with scores from 0 to 1."""
+  """Returns the pairs of an STS-B split, alternating English and German; scores are from 0 to 1."""
   rows = []
   for name in ("eng", "de.mt"):
     with gzip.open(data / "stsb" / f"stsb.{name}.tsv.gz", "rt", encoding="utf-8") as stream:

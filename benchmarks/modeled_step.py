@@ -146,7 +146,7 @@ def kernels(program: Program, name: str, times: int = 1) -> Iterator[tuple[int, 
 
 
 def moved(program: Program, kernel: Instruction, inputs: int) -> int:
-  """Returns the bytes that a kernel reads and writes. For a slice, only the slice counts."""
+  """Returns the bytes that a kernel reads and writes. If it uses a slice, only the slice counts."""
   results = sum(sizes(kernel.type))
   if kernel.operator.endswith("-start"):  # an asynchronous copy reads once and writes once
     return 2 * min((size for size in sizes(kernel.type) if size > 4), default=0)

@@ -27,7 +27,8 @@ width, Z = width of the decoder's sentence vector (D; in VMSST 2 D), V = vocabul
 A pair counts as 2 sentences in each encoder, and as 2 (BITRANSLATION) or 4 (VMSST) in the decoder.
 MFU is the model FLOPs per second divided by the device's bfloat16 peak (--peak_tflops).
 
-Prints one JSON line per model. In the last line, `ratio` is the smallest MFU divided by 0.5.
+Prints one JSON line per model. In the last line, `ratio` is the smallest MFU divided by the target
+of 0.5.
 """
 
 import argparse

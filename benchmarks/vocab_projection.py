@@ -106,7 +106,7 @@ VARIANTS: dict[str, Callable[..., Any]] = {
 
 
 def make_inputs(variant: str, options: argparse.Namespace) -> list[Any]:
-  """Returns random inputs. Uses jit, so that their creation does not raise the peak memory."""
+  """Returns random inputs; call it under jit, so that temporary arrays do not raise peak memory."""
   batch, length, width, size = options.batch, options.length, options.width, options.vocabulary
   keys = jax.random.split(jax.random.key(0), 5)
   hidden_BTD = jax.random.normal(keys[0], (batch, length, width))

@@ -35,8 +35,8 @@ class Device:
   bandwidth: float
 
 
-# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. If several entries match a device,
-# the first one counts.
+# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. If several entries match a
+# device, the first one counts.
 DEVICES = (
   Device("TPU v4", ("TPU v4",), 275e12, 32 * 2**30, 1200e9),
   Device("TPU v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16e9, 819e9),

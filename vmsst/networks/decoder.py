@@ -51,7 +51,7 @@ class SentenceInjection(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """Causal self-attention, sentence injection and feed-forward layer, pre-normed and residual."""
+  """Causal self-attention, sentence injection and MLP, each with a pre-norm and a residual."""
 
   config: t5.T5Config
   deterministic: bool
