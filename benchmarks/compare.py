@@ -405,7 +405,7 @@ def evaluate_run(
     run: Folder of a run, whose training files determine which languages were seen in training.
     data_root: Folder of the data.
     columns: The columns to compute.
-    encoder: "trained" (the run's latest checkpoint), "untrained", or the folder of another run.
+    encoder: "trained" (the run's latest checkpoint), "untrained", or another encoder to load.
   """
   start = time.perf_counter()
   bindings = read_gin(run / "config.gin")

@@ -3,7 +3,7 @@
 Each SeqIO task holds the texts of one or more `vmsst.evaluation.suite.Task` objects, one text per
 example. The model embeds each text. `VectorMetric` then computes the metrics, multiplied by 100,
 from all vectors [N, D]. SeqIO evaluators do not preserve the order of the examples, so the feature
-`row` of each example stores the text's position.
+`row` of each example stores the position of its text among the task's texts.
 """
 
 import functools
@@ -43,9 +43,9 @@ def tatoeba(
   """Registers a task for the Tatoeba test sets; returns its name.
 
   The task retrieves translations into English and from English. For each language XXX, it reports
-  the metrics `to_english/XXX`, `from_english/XXX` and their mean `accuracy/XXX`, in percent. The
-  metrics `to_english/average`, `from_english/average` and `accuracy/average` are means over all
-  languages. The only split is `test`.
+  the accuracies `to_english/XXX` and `from_english/XXX` and their mean `accuracy/XXX`, in percent.
+  `to_english/average`, `from_english/average` and `accuracy/average` are means over all languages.
+  The only split is `test`.
 
   Args:
     root: Folder with LASER's files `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or
@@ -124,7 +124,7 @@ def retrieval(
 ) -> str:
   """Registers a retrieval task on your own bitext files; returns its name.
 
-  For a language pair such as `deu_eng`, the task reports the metrics `to_target/deu_eng`,
+  For a language pair such as `deu_eng`, the task reports the accuracies `to_target/deu_eng` and
   `from_target/deu_eng` and their mean `accuracy/deu_eng`, in percent. The means over language pairs
   are named `to_target/average`, `from_target/average` and `accuracy/average`. If the languages are
   undetermined ("und"), the pair is named after the languages in the file name, or `source_target`
