@@ -78,9 +78,8 @@ class StudentModel(base.BitextModel):
   ) -> Float[Array, "B 2 S"]:
     """Returns the student's vectors for both sides."""
     tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
-    packing = batch.get("packing")
     return gradient_caching.embed_texts(
-      self.network, params, tokens_B2T, packing, slices=self.embedding_slices, rng=dropout_rng
+      self.network, params, tokens_B2T, batch, slices=self.embedding_slices, rng=dropout_rng
     )
 
   def _teacher_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:

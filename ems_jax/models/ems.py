@@ -138,7 +138,7 @@ class EmsModel(base.BitextModel):
       )
       read_B2T = jnp.concatenate([read_B2T[..., : self._leading_count], words_B2U], axis=-1)
     vector_B2S = gradient_caching.embed_texts(
-      self.network, params, read_B2T, slices=self.embedding_slices, rng=encoder_rng
+      self.network, params, read_B2T, batch, slices=self.embedding_slices, rng=encoder_rng
     )
     terms = {}
     if self.network.xtr:

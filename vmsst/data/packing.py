@@ -25,13 +25,16 @@ def pack(batch: batches.Batch) -> batches.Batch:
   length_N = np.count_nonzero(texts_BKT, axis=-1).reshape(-1)
   width = min(longest, max(_WIDTH, 1 << int(length_N.max() - 1).bit_length()))
   rows: list[list[int]] = []
-  # Long texts first. Each text goes to the first row with enough space.
+  open_rows: list[list[list[int]]] = [[] for _ in range(width)]  # by the number of free tokens
+  # Best fit: from the longest to the shortest text, choose the row with the least space that fits.
   for text in np.argsort(-length_N, kind="stable").tolist():
-    tokens = range(text * longest, text * longest + length_N[text])
-    row = next((row for row in rows if len(row) + len(tokens) <= width), None)
-    if row is None:
-      rows.append(row := [])
-    row += tokens
+    count = int(length_N[text])
+    space = next((n for n in range(count, width) if open_rows[n]), width)
+    if space == width:
+      rows.append([])
+    row = open_rows[space].pop() if space < width else rows[-1]
+    row += range(text * longest, text * longest + count)
+    open_rows[space - count].append(row)
   rows += [[]] * (-len(rows) % -(-len(length_N) // 16))
   packing_RW = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
   return {**batch, "packing": packing_RW}

@@ -97,7 +97,7 @@ def releases(
       file = _FILE.fullmatch(release.url.partition("?")[0].rpartition("/")[2])
       is_moses = file is not None and file.groups() == (release.source, release.target)
       if not (is_moses and _NAME.fullmatch(release.corpus) and _NAME.fullmatch(release.version)):
-        raise errors.InputError(f"OPUS lists what is not a release in Moses format: {release!r}")
+        raise errors.InputError(f"OPUS lists {release!r}, not a release in Moses format")
       fetch.check_address(release.url)
       if release.pairs != 0 and keep(release.source, release.target):
         selected.append(release)

@@ -193,9 +193,8 @@ class ContrastiveModel(InBatchNegativesModel):
     """
     names = ("inputs", "targets", "negatives")
     tokens_BRT = base.interleave(*(batch[name] for name in names if name in batch))
-    packing = batch.get("packing")
     vector_BRS = gradient_caching.embed_texts(
-      self.network, params, tokens_BRT, packing, slices=self.embedding_slices, rng=dropout_rng
+      self.network, params, tokens_BRT, batch, slices=self.embedding_slices, rng=dropout_rng
     )
     vector_B2S = vector_BRS[:, :2]
     negative_BKS = vector_BRS[:, 2:] if "negatives" in batch else None

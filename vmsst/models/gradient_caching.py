@@ -9,7 +9,7 @@ its vectors. Only one slice's activations exist at a time, at the cost of one mo
 Reference: Gao et al. 2021, Scaling Deep Contrastive Learning Batch Size under Memory Limited Setup.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -92,7 +92,7 @@ def embed_texts(
   network: nn.Module,
   params: Any,
   tokens_BRT: Int[Array, "B R T"],
-  packing: Int[Array, "P W"] | None = None,
+  batch: Mapping[str, jax.Array],
   *,
   slices: int,
   rng: jax.Array | None,
@@ -104,10 +104,12 @@ def embed_texts(
       once per slice.
     params: Network parameters.
     tokens_BRT: Token ids of R texts per row, for example the two texts of each pair.
-    packing: The batch's feature `packing` (see `vmsst.data.packing`); requires a single slice.
+    batch: The batch. If it has the feature `packing` (see `vmsst.data.packing`), the texts are
+      encoded in packed rows; `slices` must then be 1.
     slices: Number of slices; must divide the batch size (see `map_slices`).
     rng: Random key for dropout, split into one key per slice; if None, there is no dropout.
   """
+  packing = batch.get("packing")
   errors.check(packing is None or slices == 1, "slices", slices, "1 for packed texts")
 
   def encode(tokens_BRT: Int[Array, "B R T"], rng: jax.Array | None) -> Float[Array, "B R S"]:

@@ -69,9 +69,8 @@ class SimilarityModel(base.BitextModel):
     `matryoshka.mean_loss`.
     """
     tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
-    packing = batch.get("packing")
     vector_B2S = gradient_caching.embed_texts(
-      self.network, params, tokens_B2T, packing, slices=self.embedding_slices, rng=dropout_rng
+      self.network, params, tokens_B2T, batch, slices=self.embedding_slices, rng=dropout_rng
     )
     grade_B = batch["scores"][:, 0]
 

@@ -225,7 +225,8 @@ def test_mixed_batches_have_rows_of_all_sets():
     get_batches(sets, 4, 12, mixed=True)
 
 
-def test_batches_resume_and_have_the_features_of_their_set():
+@pytest.mark.parametrize("pack", [False, True])
+def test_batches_resume_and_have_the_features_of_their_set(pack):
   graded = [{"x": "a", "y": "b", "score": i} for i in range(9)]
   mined = [("a", "b", "n")] * 8 + [("a", "b", "n", "m")]
 
@@ -234,7 +235,7 @@ def test_batches_resume_and_have_the_features_of_their_set():
       training_sets.open_set("graded", training_sets.TrainingSet(graded, objective="similarity")),
       training_sets.open_set("mined", training_sets.TrainingSet(mined)),
     ]
-    return get_batches(sets, 4, 6, seed=3)
+    return get_batches(sets, 4, 6, seed=3, pack=pack)
 
   uninterrupted, resumed = batches(), batches()
   first = [next(uninterrupted) for _ in range(5)]
@@ -245,6 +246,7 @@ def test_batches_resume_and_have_the_features_of_their_set():
     for name in batch:
       np.testing.assert_array_equal(batch[name], resumed_batch[name])
   for batch in first:
+    assert ("packing" in batch) == pack
     if "scores" in batch:
       assert batch["scores"].shape == (4, 1)
       assert batch["objective/similarity"].shape == (4, 0)
