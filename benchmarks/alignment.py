@@ -8,17 +8,17 @@ optionally more texts (--texts). If you omit --encoder, the vectors are counts o
 4-grams. VECALIGN is a checkout of thompsonb/vecalign after `python setup.py build_ext --inplace`.
 Variants:
 
-* joined: the vector of a group is the encoder's vector of the joined sentences;
+* joined: the vector of a group of sentences is the encoder's vector of the joined sentences;
 * summed: the vector of a group is the sum of the sentence vectors;
 * vecalign: Vecalign with its defaults and the vectors of joined.
 
---sentences measures time and memory for two documents with this number of sentences, random vectors
-[N, 384] and the variant summed.
+With --sentences, time and memory are measured for the variant summed, on two documents with this
+number of sentences and random vectors [N, 384].
 
-Prints one JSON line per length and variant. `seconds` is the time of the alignment without the
-encoder. Scores are computed over all texts together. In the last line, `ratio` is the strict F1 of
-joined divided by the strict F1 of vecalign, and `speed_ratio` is the time of vecalign divided by
-the time of joined. Without --vecalign, both compare with summed instead.
+Prints one JSON line per length (--sentences) and per variant. `seconds` is the time of the
+alignment, without encoding. Scores are computed over all texts together. In the last line, `ratio`
+is the strict F1 of joined divided by the strict F1 of vecalign, and `speed_ratio` is the time of
+vecalign divided by the time of joined. Without --vecalign, both ratios compare joined with summed.
 """
 
 import argparse

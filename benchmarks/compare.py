@@ -12,11 +12,13 @@ error if they were made with different settings, training files or teachers.
 Runs are in DIR/<row>/seed_<n>. DIR/table.md and DIR/table.json are updated after each run. Scores
 are multiplied by 100. Each score is a mean over the evaluation sets in languages seen in training,
 except in the column "Tatoeba unseen", which uses the remaining sets. Intervals come from a paired
-bootstrap over sentences. `untrained` is the encoder of the first row with random parameters, a
-baseline that can only match names, numbers and words shared between languages. The comparison
-trains a vocabulary, unless the gin files set one. Students start from the parameters of the teacher
-and use its vocabulary. `pretrained` is the teacher itself. The teacher also mines hard negatives
-for the rows that need them.
+bootstrap over sentences. The row `untrained` is a baseline: the encoder of the first row with
+random parameters. It can only match names, numbers and words shared between languages. The
+comparison trains a vocabulary, unless the gin files set one.
+
+If a comparison has a teacher, all models start from the teacher's parameters and use its
+vocabulary. The teacher also mines the hard negatives for the rows that need them. The rows
+`pretrained` and `released` are the teacher itself.
 """
 
 import argparse
@@ -55,8 +57,8 @@ class Row:
   Attributes:
     label: Name in the table.
     gin_files: The gin files to train with, in order.
-    variant: A gin file that includes a base file. The row adds the settings in which the two files
-      differ.
+    variant: A gin file that includes a base file. The row adds the settings in which this file
+      differs from the base file.
     bindings: Additional settings.
     baseline: Label of an extra row with the encoder before training (default: no extra row).
     teacher: Whether the model learns from the teacher's vectors.
@@ -136,7 +138,7 @@ def _objective(
 ) -> Row:
   objective_bindings: Bindings = {}
   if model == "contrastive":
-    objective_bindings["DROPOUT_RATE"] = 0.0  # two passes over the data
+    objective_bindings["DROPOUT_RATE"] = 0.0  # only two passes over the data
   elif model.startswith("vmsst"):
     objective_bindings["KL_ANNEAL_STEPS"] = 20000  # ten times the steps, as in section 6.4
   files = (f"models/{model}.gin", "runs/comparison.gin", *([layer] if layer else []))
@@ -144,7 +146,7 @@ def _objective(
 
 
 def _ablation(label: str, model: str = "vmsst", **bindings: Any) -> Row:
-  """Returns a row like "objectives", with a quarter of the steps to save time."""
+  """Returns a row as in the comparison "objectives", with a quarter of the steps."""
   annealing = {"KL_ANNEAL_STEPS": 5000} if model == "vmsst" else {}
   steps = {"TRAIN_STEPS": 500, "EVAL_PERIOD": "%TRAIN_STEPS"}
   return _objective(label, model, **steps, **annealing, **bindings)
@@ -188,7 +190,7 @@ def _students() -> Iterator[tuple[str, Row]]:
 
 
 def _released() -> Iterator[tuple[str, Row]]:
-  """Yields one row per loss and language pair that starts from a released encoder, for 2 cores."""
+  """Yields one row per loss and language pair. Training starts from a released encoder."""
   setting = {
     "starting_encoders.max_length.limit": 64,
     "BATCH_SIZE": 32,  # section 4.1
@@ -249,7 +251,7 @@ COMPARISONS = {
       "labse_joint": _ems_row("LaBSE-EMS-joint", "labse_joint"),
       "no_language_token": _ems_row("- langs tok", "no_language_token"),
       "shared_embedding": _ems_row("share L_emb params", "shared_embedding"),
-      "ugt": _ems_row("UGT for XTR", "ugt", MASK_ID=2),  # the unknown piece: it is rare
+      "ugt": _ems_row("UGT for XTR", "ugt", MASK_ID=2),  # a rare token: the unknown piece
       "laser": _ems_row("LASER (transformer)", "laser", **_EMS_LASER),
       "bitranslation": _ems_row("BITRANSLATION", "bitranslation", **_EMS_T5),
     },
@@ -397,13 +399,13 @@ def training_files(bindings: Bindings, data_root: str) -> list[readers.BitextFil
 def evaluate_run(
   run: pathlib.Path, data_root: str, columns: Mapping[str, comparison_tasks.Column], encoder: str
 ) -> dict[str, Any]:
-  """Returns an encoder's scores, its scores for each sentence, times and settings.
+  """Returns an encoder's scores, its scores for each sentence, and the run's times and settings.
 
   Args:
     run: Folder of a run, whose training files determine which languages were seen in training.
     data_root: Folder of the data.
     columns: The columns to compute.
-    encoder: "trained" (the run's latest checkpoint), "untrained", or the folder of another run.
+    encoder: "trained" (the run's latest checkpoint), "untrained", or another encoder to load.
   """
   start = time.perf_counter()
   bindings = read_gin(run / "config.gin")
@@ -443,7 +445,7 @@ def random_encoder(run: pathlib.Path, seed: int) -> Any:
 
 
 def uptime(run: pathlib.Path) -> float:
-  """Returns the total wall time of all training processes, each measured until its last metrics."""
+  """Returns the total wall time of all training processes, each until it last logged metrics."""
   total = last = 0.0
   for line in (run / "train" / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
     now = json.loads(line).get("timing/uptime", last)
@@ -471,7 +473,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 # --------------------------------------------------------------------------------------------
-# All of them
+# All runs
 
 
 def run_command(what: str, *command: str) -> None:
@@ -556,7 +558,7 @@ def compare(options: argparse.Namespace) -> None:
   root = pathlib.Path(data_root)
   inputs = {"evaluation data": ", ".join(x.files.digest(root) for x in required)}
   if comparison.from_teacher:
-    jax.config.update("jax_platforms", "cpu")  # The subprocesses need the accelerator.
+    jax.config.update("jax_platforms", "cpu")  # Leave the accelerator to subprocesses.
     inputs["teacher"] = vmsst.load(teacher).digest
   if pieces is not None:
     locations["VOCABULARY_PATH"] = str(pieces)
@@ -584,7 +586,7 @@ def compare(options: argparse.Namespace) -> None:
     if not last.is_dir():
       run_bindings |= {name: bindings[name] for name in ("TRAIN_STEPS", "RANDOM_SEED")}
       train(row.gin_files, run, {"MODEL_DIR": str(run), **locations, **run_bindings})
-      if not last.is_dir():  # SIGTERM ends training with exit status 0.
+      if not last.is_dir():  # Training exits with status 0 on SIGTERM.
         raise SystemExit(f"training of {run} was stopped; rerun the same command to resume")
     encoders = {"evaluation": "trained"}
     if row.baseline and (not comparison.from_teacher or seed == options.seeds[0]):

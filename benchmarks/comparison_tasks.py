@@ -57,14 +57,14 @@ def _without_english(result: suite.Result, seen: suite.SeenTest) -> bool:
 
 
 def _english(index: int, result: suite.Result, seen: suite.SeenTest) -> bool:
-  """Returns whether a transfer is from English (0) or into English (1), but not both."""
+  """Returns whether only the source (index 0) or only the target (index 1) is English."""
   both = [languages.language(code) == languages.language("en") for code in result.languages]
   return both[index] and not both[1 - index]
 
 
 # The columns follow Table 1 of the VMSST paper; Table XIV of the EMS paper, with NTREX instead of
 # Flores and SIB-200 instead of MLDoc; and Table 2 of the soft contrastive paper. The last suite
-# compares random batches.
+# compares random batches with batches of sentences of similar length.
 SUITES: dict[str, dict[str, Column]] = {
   "objectives": {
     "Eng.": Column("sts", "pearson", _files_of_english),
@@ -100,7 +100,7 @@ SUITES: dict[str, dict[str, Column]] = {
 
 
 def benchmarks_of(columns: Mapping[str, Column], seen: suite.SeenTest) -> list[suite.Benchmark]:
-  """Returns the benchmarks for the columns. Most benchmarks read only texts that columns use."""
+  """Returns the benchmarks for the columns; most are limited to languages seen in training."""
   benchmarks = {
     "sts": sts.STS,
     "xlsts": _cut(sts.XLSTS, seen),
@@ -156,13 +156,13 @@ def scores(
 
 Sentences = dict[str, dict[str, list[float]]]
 """Scores of sentences, 0 to 1, by benchmark and task: the share of searches that find the
-translation, over both directions of Tatoeba and over all pairs of NTREX without English."""
+translation, over both directions (Tatoeba) or over all language pairs without English (NTREX)."""
 
 
 def recording(
   benchmark: suite.Benchmark, seen: suite.SeenTest, sentences: Sentences
 ) -> suite.Benchmark:
-  """Makes the Tatoeba and NTREX benchmarks add scores to `sentences`; returns others unchanged."""
+  """Returns the benchmark; Tatoeba and NTREX then also store sentence scores in `sentences`."""
 
   def score(task: suite.Task, *vectors: np.ndarray) -> list[suite.Result]:
     if seen(text_set.language for text_set in task.text_sets):

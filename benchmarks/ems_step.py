@@ -1,4 +1,4 @@
-"""Compares an EMS training step with a sentence-transformers step on an equally large BERT.
+"""Compares an EMS training step with a sentence-transformers step on a BERT of the same size.
 
   python benchmarks/ems_step.py
   python benchmarks/ems_step.py --size=paper --dtype=bfloat16 --variants ours --peak_tflops=989
@@ -10,7 +10,7 @@ encoders of all variants have the same layers, widths, activation and mean pooli
 * sentence_transformers: MultipleNegativesRankingLoss on a `transformers.BertModel`, with PyTorch's
   fused Adam. Requires the extra `torch`;
 * without_heads: `ems_jax.models.ems` with the same loss, on the cosines of sentence vectors;
-* without_xtr: adds EMS's contrastive head, a small MLP;
+* without_xtr: without_heads plus EMS's contrastive head, a small MLP;
 * ours: EMS as in the paper, where sentence vectors also predict the tokens of translations (XTR);
 * sentence_transformers_huge_pages, ours_small_pages: sentence_transformers with huge pages, and
   ours with pages of 4 KiB.
@@ -26,7 +26,7 @@ Prints one JSON line per variant, with tokens per second (sources and targets) a
 `gflop` counts the matmuls of a step, gradients included, and `mfu` is their rate divided by
 --peak_tflops. In the last line, `ratio` is the median time of sentence_transformers divided by the
 median time of ours. It is above 1 if ours is faster, although ours computes more.
-`ratio_of_same_work` compares with without_heads instead of ours. `ratio_to_best` compares ours with
+`ratio_of_same_work` has without_heads in place of ours. `ratio_to_best` compares ours with
 the faster of sentence_transformers and sentence_transformers_huge_pages. `gflops` is the rate of
 NumPy's float32 matmuls, measured after the benchmark. On a shared machine, the ratios of CPU
 seconds are more reliable.
@@ -222,7 +222,7 @@ def measure_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]
 
 
 # --------------------------------------------------------------------------------------------
-# All of them
+# All measurements
 
 
 def flops(variant: str, options: argparse.Namespace) -> int:

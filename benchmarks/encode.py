@@ -27,7 +27,7 @@ float32 vectors, tokenization included:
 
 Prints one JSON line per variant after its first run, and a last line with the best values of all
 rounds. The ratios in the last line are above 1 if ours is faster. `rate` compares our default
-backend with the fastest peer, and `one` and `start` compare the times of the same names.
+backend with the fastest peer; `one` and `start` compare the times with these names.
 `jax_over_torch` compares the rates of JAX and PyTorch. `differences` are the largest differences
 from the vectors of PyTorch in float32.
 

@@ -7,7 +7,7 @@ The encoders are sentence-transformers folders. If you omit --encoders, the enco
 random weights, 2 layers and width 256. Both trainers use the same rows in different orders, and the
 same prompts and batch size. Texts have at most 128 tokens, and dropout is 0.1. The optimizer is
 AdamW (weight decay 0.01, gradients clipped to norm 1); its learning rate rises for a tenth of the
-steps and then follows a cosine. --objective selects the rows and the loss, which has scale 20:
+steps and then falls along a cosine. --objective selects the rows and the loss, which has scale 20:
 
 * `pairs`: translations from DATA/bitext_tatoeba between English and German, French, Russian,
   Turkish and Japanese, with the prompts "query: " and "passage: ". The loss is the in-batch softmax
@@ -65,7 +65,7 @@ def read_pairs(data: pathlib.Path, first: int, last: int) -> list[list[str]]:
 
 
 def read_scores(data: pathlib.Path, split: str) -> Rows:
-  """Returns English and German pairs of a split of STS-B in turns, with scores from 0 to 1."""
+  """Returns the pairs of an STS-B split, alternating English and German; scores are from 0 to 1."""
   rows = []
   for name in ("eng", "de.mt"):
     with gzip.open(data / "stsb" / f"stsb.{name}.tsv.gz", "rt", encoding="utf-8") as stream:
@@ -161,7 +161,7 @@ def train_ours(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Na
 
 
 def train_theirs(folder: pathlib.Path, rows: Rows, dev: Rows, options: argparse.Namespace) -> Any:
-  """Returns the tuned encoder, the step times and an empty dictionary."""
+  """Returns the tuned encoder, the step times, and {} for the other times in `train_ours`."""
   import datasets
   import sentence_transformers as st
   import transformers

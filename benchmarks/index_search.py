@@ -11,8 +11,9 @@ directions of 50,000 sentences. This encoder trains in seconds, and the spectrum
 decays as in neural encoders. Half of the queries are indexed sentences with one word dropped and
 two words swapped. The other half are not in the index.
 
-The benchmark compares exact search (`exact_search`) with indexes, with and without exact
-comparison of their candidates ("rescored"). Exact search and the index take turns.
+The benchmark compares exact search (`exact_search`) with indexes. Each index is measured twice:
+with its own ranking, and with its candidates ranked by exact similarity ("rescored"). Exact search
+and the index take turns.
 
 Prints a JSON line per variant, a Markdown table and a last JSON line. `ratio` is the query rate of
 the default index with rescoring, divided by the query rate of exact search. `memory_ratio` is the

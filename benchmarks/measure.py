@@ -120,7 +120,7 @@ def matmul_gflops(
 ) -> float:
   """Returns the current rate of matmuls on JAX's first device, in GFLOP/s.
 
-  On a shared machine, compare results from different times only relative to this rate.
+  On a shared machine, this rate varies. Divide throughputs by it before you compare them.
   """
   import jax
   import jax.numpy as jnp

@@ -170,7 +170,7 @@ def processor() -> str:
 
 
 # --------------------------------------------------------------------------------------------
-# All of them
+# All measurements
 
 
 def packages(variants: list[str]) -> list[str]:

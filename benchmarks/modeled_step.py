@@ -3,9 +3,9 @@
   python benchmarks/modeled_step.py --topology=h100:8 vmsst_24l.gin+meshes/24l.gin ems.gin
   python benchmarks/modeled_step.py --topology=v5p:2x2x2 vmsst_24l.gin+meshes/24l.gin
 
-Each run is `t5x train --dry_run=memory --topology=...` with gin files and bindings, such as
-NUM_MICROBATCHES=4, joined by `+`. A kernel in a loop counts once per iteration. The estimated time
-on GPUs is the sum of three times:
+Each argument is a run of `t5x train --dry_run=memory --topology=...`: its gin files and bindings
+(such as NUM_MICROBATCHES=4), joined by `+`. A kernel in a loop counts once per iteration. The
+estimated time on GPUs is the sum of three times:
 
 * matmuls: their FLOPs, divided by SHARE times the published bfloat16 peak;
 * all other kernels: the bytes that they read and write, divided by the published memory bandwidth;
@@ -47,7 +47,7 @@ LINK = {"a100": 300e9, "h100": 450e9, "h200": 450e9, "v5e": 100e9, "v5p": 300e9}
 CLOCK = {"v5e": 1.5e9, "v5p": 1.75e9}
 """Cycles per second of TPUs: published peak / FLOPs of the matrix units per cycle."""
 
-# The names of all other types end with their number of bits.
+# Bytes per element, except for types with names that end with their number of bits.
 _WIDTHS = {"pred": 1, "bf16": 2, "f16": 2}
 _SHAPE = re.compile(r"\b(pred|bf16|[fsu]\d+)\[([\d,]*)\]")
 _NO_KERNELS = {"parameter", "get-tuple-element", "tuple", "bitcast", "constant", "after-all"}
@@ -83,7 +83,7 @@ def sizes(text: str) -> list[int]:
 
 
 def elements(text: str) -> int:
-  """Returns the elements of the largest array in a type."""
+  """Returns the number of elements of the largest array in a type."""
   return max(
     math.prod(map(int, filter(None, shape.split(",")))) for _, shape in _SHAPE.findall(text)
   )
@@ -146,7 +146,7 @@ def kernels(program: Program, name: str, times: int = 1) -> Iterator[tuple[int, 
 
 
 def moved(program: Program, kernel: Instruction, inputs: int) -> int:
-  """Returns the bytes that a kernel reads and writes. For a slice, only the slice counts."""
+  """Returns the bytes that a kernel reads and writes. If it uses a slice, only the slice counts."""
   results = sum(sizes(kernel.type))
   if kernel.operator.endswith("-start"):  # an asynchronous copy reads once and writes once
     return 2 * min((size for size in sizes(kernel.type) if size > 4), default=0)
@@ -170,7 +170,7 @@ def moved(program: Program, kernel: Instruction, inputs: int) -> int:
         return sum(sizes(by_name[name].type))
     return size
 
-  limit = math.inf  # A loop without a sum reads at most one element of an operand per result.
+  limit = math.inf  # A loop without sums reads at most one element of each input per result.
   if "kind=kLoop" in kernel.attributes and all(x.operator != "reduce" for x in inside):
     limit = elements(kernel.type)
   for instruction in inside:

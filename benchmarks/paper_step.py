@@ -5,13 +5,13 @@
 
 A step computes the loss, gradients, optimizer update and metrics. It uses the functions of the
 bundled runtime (`vmsst.train.trainer`), jitted with donated state. Parameters are float32; --dtype
-is the data type of the computations. Batches contain random tokens, in sentences of full length.
-They are on the device before the first step. Models, sizes, dropout and optimizers are the same as
+is the data type of the computations. Batches contain random tokens, in sentences of full length,
+and are on the device before the first step. Models, sizes, dropout and optimizers are the same as
 in the gin files, with Adafactor for VMSST, BITRANSLATION and CONTRASTIVE, and Adam for EMS. Each
 model runs in its own process.
 
---microbatches accumulates gradients as the trainer does. In that case, the in-batch negatives of
-CONTRASTIVE and EMS come from one microbatch.
+With --microbatches, gradients are accumulated as in the trainer, and the in-batch negatives of
+CONTRASTIVE and EMS come only from the same microbatch.
 
 Model FLOPs count the matmuls of one step, 2 M N K each, forward and backward (3 times the forward
 pass). Recomputation, elementwise operations and the optimizer do not count. The multiplications per
@@ -20,14 +20,15 @@ width, Z = width of the decoder's sentence vector (D; in VMSST 2 D), V = vocabul
 
 * T5 encoder: L T (4 D H + 3 D M + 2 T H);
 * decoder: L (T (4 D H + 3 D M + 2 T H + D D) + Z D);
-* vocabulary projection: V (T D + Z), because the sentence vector counts once per sentence;
+* vocabulary projection: V (T D + Z); the sentence vector is multiplied once per sentence;
 * BERT encoder: L T (4 D D + 2 D M + 2 T D);
 * heads and the scores of all pairs: see `forward_multiplications`.
 
 A pair counts as 2 sentences in each encoder, and as 2 (BITRANSLATION) or 4 (VMSST) in the decoder.
 MFU is the model FLOPs per second divided by the device's bfloat16 peak (--peak_tflops).
 
-Prints one JSON line per model. In the last line, `ratio` is the smallest MFU divided by 0.5.
+Prints one JSON line per model. In the last line, `ratio` is the smallest MFU divided by the target
+of 0.5.
 """
 
 import argparse

@@ -1,9 +1,10 @@
-"""Distills a static encoder, trains it on bitext, and compares both with the original encoder.
+"""Compares an encoder with a static encoder distilled from it, before and after training on bitext.
 
   python benchmarks/static.py --data=DATA --encoder=multilingual-e5-small --folder=OUT
 
 The texts for distillation and the pairs for training come from DATA/bitext_tatoeba, bitext_news and
-bitext_other. Each batch has pairs of one language. Rerun an interrupted command to resume it.
+bitext_other. Each batch comes from the files of one language. Rerun an interrupted command to
+resume it.
 
 Prints one JSON line per encoder:
 

@@ -1,4 +1,4 @@
-"""Compares the training time to Tatoeba accuracies, with vmsst and sentence-transformers.
+"""Compares how long vmsst and sentence-transformers train until they reach a Tatoeba accuracy.
 
   python benchmarks/time_to_accuracy.py --data=../shared/data --folder=/runs/time_to_accuracy
 

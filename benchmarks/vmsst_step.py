@@ -80,7 +80,7 @@ def dense_score(network, params, tokens, embedded, languages, sentence, weights,
 
 
 def one_by_one(score: Callable[..., bitranslation.Scores]) -> Callable[..., bitranslation.Scores]:
-  """Returns a function that calls `score` once for each row."""
+  """Returns a function that calls `score` for one reconstruction or translation at a time."""
 
   def each(network, params, *inputs, dropout_rng):
     scores = [
@@ -221,7 +221,7 @@ def measure_step(variant: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------
-# All of them
+# All measurements
 
 
 def flops(variant: str, options: argparse.Namespace) -> dict[str, int]:

@@ -21,8 +21,8 @@ times are estimated as in `modeled_step.py`.
 Prints one JSON line per variant. In the last line, `ratio` is the median time of dense divided by
 the median time of tokens, and `memory_ratio` is the same ratio for memory. Both are above 1 if
 tokens is better. `gflops` is the rate of NumPy's float32 matmuls, measured after the benchmark. On
-a shared machine, `ratio_of_cpu_seconds` is more reliable than `ratio`. Shares and ratios are
-omitted if --variants excludes their baseline.
+a shared machine, `ratio_of_cpu_seconds` is more reliable than `ratio`. Fields that compare with
+another variant are omitted if --variants excludes it.
 """
 
 import argparse
@@ -44,7 +44,7 @@ BASELINE, OURS, LOWER_BOUND = "dense", "tokens", "matmuls"
 
 # --------------------------------------------------------------------------------------------
 # The variants: functions of (hidden, sentence, hidden kernel, sentence kernel, targets). The
-# variant dense gets the concatenated kernel as third argument, and None as fourth argument.
+# variant `dense` gets the concatenated kernel as third argument, and None as fourth argument.
 
 matmul = vocabulary.matmul
 
@@ -106,7 +106,7 @@ VARIANTS: dict[str, Callable[..., Any]] = {
 
 
 def make_inputs(variant: str, options: argparse.Namespace) -> list[Any]:
-  """Returns random inputs. Uses jit, so that their creation does not raise the peak memory."""
+  """Returns random inputs; call it under jit, so that temporary arrays do not raise peak memory."""
   batch, length, width, size = options.batch, options.length, options.width, options.vocabulary
   keys = jax.random.split(jax.random.key(0), 5)
   hidden_BTD = jax.random.normal(keys[0], (batch, length, width))
@@ -169,7 +169,7 @@ def model_variant(variant: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------------------
-# All of them
+# All measurements
 
 
 def flops(variant: str, options: argparse.Namespace) -> int:

@@ -202,8 +202,8 @@ def _run(options: argparse.Namespace) -> None:
       gc.enable()
       gin.get_configurable(functions[options.command])()
   except (InputError, TypeError, RuntimeError) as error:
-    # Remove the hints that gin appends to error messages. An argument is missing if no gin file or
-    # binding sets it.
+    # Remove the hints that gin appends to error messages. If the message says that an argument is
+    # missing, no gin file or binding sets the argument.
     message = str(error).split("\n  In call to configurable", 1)[0].strip()
     unset = re.match(r"\S+\(\) missing \d+ required|Required bindings for", message)
     if options.verbose or not (unset or isinstance(error, InputError)):

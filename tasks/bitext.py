@@ -1,4 +1,4 @@
-"""Registers SeqIO mixtures for your own bitext, built OPUS datasets and the sample corpus.
+"""Registers SeqIO mixtures for your own bitext, OPUS datasets (`opus`) and the sample corpus.
 
 Call the functions in this module from gin files. To train on your own files, write
 
@@ -58,7 +58,7 @@ def files(
     validation_patterns: Files or shell patterns for the validation split.
     weighting: How to weight a language pair with n examples: "proportional" (n), "uniform" (1) or
       "temperature" (n ** (1 / temperature)).
-    temperature: Temperature for `weighting`; 1 is proportional, and infinity is uniform.
+    temperature: Temperature for `weighting`; 1 gives "proportional", and infinity gives "uniform".
     max_length: Maximum tokens per text, or None for no limit. Pairs with a longer text are dropped.
       The remaining texts are truncated to TASK_FEATURE_LENGTHS, as in all tasks.
     negatives: Number of hard negatives per pair (K), in TSV files from `vmsst data mine-negatives`.
@@ -153,7 +153,7 @@ def opus(
     data_dir: Output folder from `vmsst data build` (default: $TFDS_DATA_DIR, or else
       ~/tensorflow_datasets). The flag `t5x --tfds_data_dir` overrides this argument.
     languages: Codes of the languages to use (default: all languages in the dataset).
-    pivots: Language codes; every language pair must contain one of these (default: all pairs).
+    pivots: Language codes; only pairs with one of these languages are used (default: all pairs).
     weighting: See `files`.
     temperature: See `files`.
     max_length: Maximum tokens per text, or None for no limit. Pairs with a longer text are dropped.
@@ -161,7 +161,7 @@ def opus(
       `files`.
 
   Raises:
-    InputError: If the dataset does not exist, or contains no pair of these languages.
+    InputError: If the dataset does not exist, or if no pair meets `languages` and `pivots`.
   """
   power = seqio_tasks.weight_power(weighting, temperature)
   name, folder = find(config, data_dir)
@@ -231,7 +231,7 @@ def language_pairs(
     pivots: See `opus`.
 
   Raises:
-    InputError: If the dataset contains no pair of these languages.
+    InputError: If no pair in the dataset meets `languages` and `pivots`.
   """
   used, required = (
     {languages_lib.language(code) for code in ([codes] if isinstance(codes, str) else codes)}

@@ -3,7 +3,7 @@
 Each SeqIO task holds the texts of one or more `vmsst.evaluation.suite.Task` objects, one text per
 example. The model embeds each text. `VectorMetric` then computes the metrics, multiplied by 100,
 from all vectors [N, D]. SeqIO evaluators do not preserve the order of the examples, so the feature
-`row` of each example stores the text's position.
+`row` of each example stores the position of its text among the task's texts.
 """
 
 import functools
@@ -29,7 +29,7 @@ from vmsst.languages import Language, language
 from vmsst.tasks import bitext
 
 IN_TRAINING = ("sts", "xlsts", "tatoeba", "mining", "mkqa_small", "questions")
-"""Benchmarks that are small enough for evaluation during training; `questions` uses a sample."""
+"""Benchmarks small enough for evaluation during training (`questions` with a sample of PAQ)."""
 ROW = "row"  # name of the feature that stores the position of a text
 
 
@@ -43,9 +43,9 @@ def tatoeba(
   """Registers a task for the Tatoeba test sets; returns its name.
 
   The task retrieves translations into English and from English. For each language XXX, it reports
-  the metrics `to_english/XXX`, `from_english/XXX` and their mean `accuracy/XXX`, in percent. The
-  metrics `to_english/average`, `from_english/average` and `accuracy/average` are means over all
-  languages. The only split is `test`.
+  the accuracies `to_english/XXX` and `from_english/XXX` and their mean `accuracy/XXX`, in percent.
+  `to_english/average`, `from_english/average` and `accuracy/average` are means over all languages.
+  The only split is `test`.
 
   Args:
     root: Folder with LASER's files `tatoeba.XXX-eng.XXX` and `tatoeba.XXX-eng.eng`, plain or
@@ -124,7 +124,7 @@ def retrieval(
 ) -> str:
   """Registers a retrieval task on your own bitext files; returns its name.
 
-  For a language pair such as `deu_eng`, the task reports the metrics `to_target/deu_eng`,
+  For a language pair such as `deu_eng`, the task reports the accuracies `to_target/deu_eng` and
   `from_target/deu_eng` and their mean `accuracy/deu_eng`, in percent. The means over language pairs
   are named `to_target/average`, `from_target/average` and `accuracy/average`. If the languages are
   undetermined ("und"), the pair is named after the languages in the file name, or `source_target`
@@ -269,10 +269,10 @@ def _read_tasks(benchmark: suite_lib.Benchmark, folder: storage.Path) -> list[su
 
 @flax.struct.dataclass
 class VectorMetric(seqio.metrics.Metric):
-  """A SeqIO metric that scores a task, given the vectors of its texts; used in `metric_objs`.
+  """A SeqIO metric that scores a task, given the vectors of its texts.
 
-  For functions in `metric_fns`, SeqIO would convert the vectors to Python lists, which take eight
-  times as much memory as arrays.
+  Pass this metric in `metric_objs`. For functions in `metric_fns`, SeqIO would convert the vectors
+  to Python lists, which take eight times as much memory as arrays.
 
   Attributes:
     measure: Function that takes the positions of the texts [N] and their vectors [N, D], and
@@ -303,7 +303,7 @@ def collect_results(
 
   Args:
     tasks: The tasks.
-    row_N: Position of each text in the tasks, in any order.
+    row_N: Positions of the texts among the texts of all tasks, in any order.
     vectors_ND: Vectors of the texts, in the same order as `row_N`.
 
   Raises:
@@ -351,8 +351,8 @@ def _register(
 
   Args:
     kind: Prefix of the name.
-    key: Identifies the data and options that `load` and `metrics` use, such as file versions. Tasks
-      with the same key have the same name.
+    key: Identifies the data and options that `load` and `metrics` use, such as file versions. The
+      task's name depends on the key.
     split: Name of the only split.
     load: Function that reads the tasks from the evaluation suite; called on first use.
     vocabulary: Vocabulary that tokenizes the texts.

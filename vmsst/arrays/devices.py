@@ -35,7 +35,8 @@ class Device:
   bandwidth: float
 
 
-# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. The first matching chip counts.
+# From cloud.google.com/tpu/docs and nvidia.com/en-us/data-center. If several entries match a
+# device, the first one counts.
 DEVICES = (
   Device("TPU v4", ("TPU v4",), 275e12, 32 * 2**30, 1200e9),
   Device("TPU v5e", ("TPU v5 lite", "TPU v5e"), 197e12, 16e9, 819e9),
@@ -71,8 +72,8 @@ def enable_compilation_cache() -> None:
   Sets environment variables for this process and its children. If JAX is already imported, also
   sets JAX's options.
 
-  The cache folder is `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. The cache holds at most 1 GiB; when
-  it is full, JAX deletes the least recently used programs. This function does nothing if
+  The cache is below `vmsst/jax` in XDG_CACHE_HOME or ~/.cache. It holds at most 1 GiB; when it is
+  full, JAX deletes the least recently used programs. This function does nothing if
   JAX_COMPILATION_CACHE_DIR is set (even to an empty value), if JAX's own cache folder option is
   set, or if the folder cannot be created.
   """

@@ -50,7 +50,7 @@ def mesh_axes(**sizes: int) -> tuple[tuple[str, ...], ...]:
   """Returns the mesh axes over which the current rules shard each logical axis of an array.
 
   The result contains a tuple of mesh axes for each logical axis. The tuple is empty if the logical
-  axis is not sharded, if the axis size is not divisible by the size of the mesh axes, or if no mesh
+  axis is not sharded, if its size is not divisible by the number of shards, or if no mesh
   was entered with `jax.set_mesh`.
 
   Args:

@@ -21,7 +21,7 @@ from vmsst.networks import dropout, t5
 
 
 def slice_initializer(rows: int, fan_in: int) -> Any:
-  """Returns an initializer for a slice of a kernel: `rows` of its `fan_in` rows."""
+  """Returns an initializer for `rows` rows of a kernel that has `fan_in` rows in total."""
   return nn.initializers.variance_scaling(rows / fan_in, "fan_in", "truncated_normal")
 
 
@@ -51,7 +51,7 @@ class SentenceInjection(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-  """Causal self-attention, sentence injection and feed-forward layer, pre-normed and residual."""
+  """Causal self-attention, sentence injection and MLP, each with a pre-norm and a residual."""
 
   config: t5.T5Config
   deterministic: bool
@@ -101,7 +101,7 @@ class LatentDecoder(nn.Module):
   Attributes:
     config: Configuration of the decoder; `num_encoder_layers` is ignored.
     num_layers: Number of decoder layers.
-    num_languages: Number of rows in the language table.
+    num_languages: Number of rows in the table of language vectors.
   """
 
   config: t5.T5Config
@@ -129,7 +129,7 @@ class LatentDecoder(nn.Module):
       sentence_BZ: Sentence vectors.
       step: The generation step; if omitted, all positions are computed at once. If a step is
         passed, `embedded_BTD` contains one vector per row: the vector of the previous token, or any
-        vector at the first step. `t5.SelfAttention` describes the cache.
+        vector at the first step. For the cache, see `t5.SelfAttention`.
       deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     cfg = self.config

@@ -1,9 +1,9 @@
 """LASER's networks: a bidirectional LSTM encoder and a one-layer LSTM decoder.
 
-Each layer computes the gate inputs for all steps and both directions in one matmul. The loop over
-time contains only the recurrent matmul, for both directions at once. In the backward pass, the loop
-collects the gradients of the gates, and a single matmul after the loop computes the gradient of the
-recurrent kernel.
+Each layer multiplies its inputs by the gate kernels of both directions in one matmul for all steps.
+The loop over time contains only the recurrent matmul, for both directions at once. In the backward
+pass, the loop collects the gradients of the gates, and a single matmul after the loop computes the
+gradient of the recurrent kernel.
 
 Axes: `E` width of token embeddings, `R` reading directions, `C` width of an LSTM state, `Q` = 4 C
 for the four gates of a layer (input, forget, cell, output). Inside the networks, time is the first
@@ -34,7 +34,7 @@ class LstmConfig:
   Attributes:
     vocab_size: Number of rows in a token table (V); at least the vocabulary size.
     emb_dim: Width of token embeddings (E).
-    hidden_dim: Width of one encoder direction; the encoder's hidden states are twice as wide.
+    hidden_dim: Width of the encoder's states in one direction; its hidden states are twice as wide.
     num_layers: Number of encoder layers.
     decoder_dim: Width of the decoder state.
     decoder_output_dim: Width of the decoder's output, which is the input of the vocabulary
@@ -304,7 +304,7 @@ class LstmDecoder(nn.Module):
 
   Attributes:
     config: Configuration of the decoder; `emb_dim` is the only encoder size that the decoder uses.
-    num_languages: Number of rows in the language table.
+    num_languages: Number of rows in the table of language vectors.
   """
 
   config: LstmConfig

@@ -32,7 +32,7 @@ CONFIGS: dict[str, type] = {
   "T5Config": t5.T5Config,
   "TransformerConfig": transformer.TransformerConfig,
 }
-"""Configs of encoders by name, for files that describe encoders; callers may add more."""
+"""Config classes by name, for the field `config_class` of saved encoders; callers may add more."""
 LAYER_NORM_EPSILON = 1e-5
 
 
@@ -109,17 +109,15 @@ Layer = Dense | LayerNorm | Dropout | Normalize
 class SentenceEncoder(nn.Module):
   """Maps token ids to sentence vectors (in VMSST, the means of the semantic latent).
 
-  If `head` is False, the sentence vectors are the pooled hidden states, as in EMS. Imported
-  encoders use the pooling with which they were trained.
-
-  Inference can load this network from any larger model with the top-level parameters
-  `token_embedder`, `encoder` and `mean`.
+  The parameters can be loaded from a checkpoint of any larger model that has `token_embedder`,
+  `encoder` and `mean` at the top level.
 
   Attributes:
     config: Configuration of the encoder.
-    latent_dim: Width of the sentence vector (S); in the paper, `config.emb_dim`.
-    head: Whether to add a bias-free linear layer, `mean`, after the pooling and the pooler; or a
-      sequence of layers to add instead. The output width of the last layer must be `latent_dim`.
+    latent_dim: Width of the sentence vector (S); in the VMSST paper, `config.emb_dim`.
+    head: Whether to add a bias-free linear layer, `mean`, after the pooling and the pooler (EMS
+      does not); or a sequence of layers to add instead. The output width of the last layer must be
+      `latent_dim`.
     pooling: How to pool the hidden states of the real tokens: "mean"; "max", the largest value in
       each dimension (LASER); "cls", the first token; "last", the last token;
       "mean_sqrt_len_tokens", the sum divided by the square root of the number of tokens; or
@@ -192,8 +190,7 @@ class SentenceEncoder(nn.Module):
     Args:
       tokens_BT: Token ids.
       packing_RW: Rows of several texts, int32 [R, W], from `vmsst.data.packing.pack`. If present,
-        the transformer computes these rows instead of the rows of `tokens_BT`. The vectors are the
-        same.
+        the encoder processes these rows instead of the rows of `tokens_BT`, with the same results.
       deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     tokens, mask_BT = tokens_BT, tokens_BT != arrays.PAD_ID
@@ -251,7 +248,7 @@ def run(
   *arrays: jax.Array,
   dropout_rng: jax.Array | None = None,
 ) -> Any:
-  """Calls a method of a network and returns its output; if the key is None, there is no dropout."""
+  """Returns the output of a network's method; if `dropout_rng` is None, there is no dropout."""
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
   return network.apply(
     {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs

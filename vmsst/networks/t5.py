@@ -33,8 +33,8 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
   "full": None,
 }
 REMAT_CHOICES = ("none", *REMAT_POLICIES)
-# The bias for masked keys. It is large enough for the softmax to give these keys a weight of zero.
-# It is finite, because infinite biases would produce NaN in rows with only padding.
+# The bias for masked keys. It is so negative that the softmax gives these keys a weight of zero. It
+# is finite, because infinite biases would produce NaN in rows with only padding.
 MASKED = -1e9
 
 TRUNCATED_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
@@ -201,9 +201,9 @@ def relative_position_buckets(
   """Returns the bucket for each query position and key position, int32 [length, length].
 
   If `bidirectional`, half of the buckets are for keys after the query. Otherwise, all buckets are
-  for keys before the query, and later keys fall into bucket 0. In each direction, each bucket in
-  the first half covers one distance. The buckets in the second half cover logarithmically growing
-  ranges up to `max_distance`; all longer distances share the last bucket.
+  for keys before the query, and later keys fall into bucket 0. In each direction, the first
+  half of the buckets cover one distance each. The other half cover logarithmically growing ranges
+  up to `max_distance`; all longer distances share the last bucket.
 
   Raises:
     InputError: If `max_distance` is too small for logarithmic buckets.
@@ -278,8 +278,8 @@ class RelativePositionBias(nn.Module):
     )
     if position is not None:
       bucket_QT = jax.lax.dynamic_slice_in_dim(jnp.asarray(bucket_QT), position, 1)
-    # Multiply the table by one-hot rows instead of gathering its rows, so that its gradient is a
-    # matmul instead of a scatter.
+    # Multiply the table by one-hot vectors instead of indexing it, so that the gradient is a matmul
+    # instead of a scatter.
     onehot_RQT = jnp.asarray(np.arange(self.buckets)[:, None, None] == bucket_QT, jnp.float32)
     bias_HQT = jnp.einsum("hr,rqk->hqk", table_HR, onehot_RQT, precision=jax.lax.Precision.HIGHEST)
     return bias_HQT[None]
@@ -290,8 +290,8 @@ def padding_bias(
 ) -> Float[Array, "B 1 #T T"]:
   """Returns the float32 attention bias that hides padding from all queries.
 
-  If the mask contains integers, each row consists of several texts, which are numbered from 1; 0 is
-  padding. The bias then also hides each text from the other texts.
+  If rows consist of several texts, pass an integer mask with the number of each token's text,
+  counted from 1, and 0 at padding. The bias then also hides each text from the other texts.
   """
   if mask_BT.dtype == bool:
     return jnp.where(mask_BT, 0.0, MASKED)[:, None, None, :]
@@ -514,7 +514,7 @@ class T5Encoder(nn.Module):
 
     Args:
       embedded_BTD: Token vectors, including any vectors that the caller added to them.
-      mask_BT: True at real tokens; or the texts in each row (see `padding_bias`).
+      mask_BT: True at real tokens, or an integer mask (see `padding_bias`).
       deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
     """
     cfg = self.config

@@ -252,7 +252,7 @@ def norm(config: TransformerConfig, name: str, axis: str = "embed") -> LayerNorm
 
 
 def rotary_angles(length: int, head_width: int, theta: float) -> Float[Array, "T F"]:
-  """Returns the rotary angle t * theta^(-2f / K) for position t and frequency f, with F = K / 2."""
+  """Returns the angle t * theta^(-2f / K) for each position t and each f from 0 to K / 2 - 1."""
   rate_F = theta ** (-np.arange(0, head_width, 2) / head_width)
   return jnp.asarray(np.arange(length)[:, None] * rate_F, jnp.float32)
 
@@ -397,8 +397,8 @@ class TransformerEncoder(nn.Module):
 
     Args:
       embedded_BTD: Token vectors, including any vectors that the caller added to them.
-      mask_BT: True at real tokens; padding must be at the end. If a row consists of several texts,
-        integers that number the texts from 1; 0 is padding.
+      mask_BT: True at real tokens, or an integer mask (see `t5.padding_bias`). Padding must be at
+        the end.
       deterministic: Whether to disable dropout; if False, an rng named "dropout" is required.
 
     Raises:

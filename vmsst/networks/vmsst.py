@@ -6,10 +6,9 @@ The top-level parameters have the same names as in `sentence_encoder.SentenceEnc
 Language groups may have separate language encoders or decoders. Groups are specified as a tuple
 that maps the index of each language (see `vmsst.languages`) to a group number, or to -1 if the
 language has no group. If the tuple is empty, all languages share one language encoder or decoder.
-Otherwise, each group has its own copy. Every copy processes all rows of a batch, and then the
-output for each row is taken from the copy of its language's group. This works under any
-sharding, but n copies take n times the FLOPs of one. Only the copies for languages in the batch
-receive gradients.
+Otherwise, each group has its own copy. Every copy processes all rows of a batch. Each row's output
+is then taken from the copy for the row's language. This works under any sharding, but n copies take
+n times the FLOPs of one. Only the copies for languages in the batch receive gradients.
 
 Axes: `S` semantic latent, `G` language latent, and `Z` for the decoder's conditioning vector, which
 is `[z_lang; z_sem]` in VMSST and `z_sem` in BITRANSLATION.
@@ -50,7 +49,7 @@ class Projection(NamedTuple):
 
 
 class OutputKernel(nn.Module):
-  """Part of the vocabulary projection: the rows that multiply one of its concatenated inputs.
+  """The rows of the vocabulary projection that multiply one part of its concatenated input.
 
   Attributes:
     rows: Number of rows in this kernel.
@@ -79,7 +78,7 @@ def of_own_group(
 ) -> Float[Array, "B ..."]:
   """Selects each row from its language group's output; without groups, returns the only output.
 
-  For a language without a group, the result is NaN, which makes the mistake visible.
+  If a row's language has no group, the row's output is NaN.
   """
   if not groups:
     return outputs[0]
@@ -98,9 +97,9 @@ class BitranslationNetwork(nn.Module):
     config: Configuration of the encoder and the decoder.
     latent_dim: Width of each latent (S and G); in the paper, `config.emb_dim`.
     num_decoder_layers: Number of decoder layers (default: the number of encoder layers).
-    num_languages: Number of rows in each language table.
+    num_languages: Number of rows in each table of language vectors.
     factorized: Whether to compute the logits from the conditioning vector z and a hidden state h as
-      `(W_f [z; h]) W`, with D rows in W (VMSST paper, appendix A.1), instead of `[z; h] W`.
+      `(W_f [z; h]) W`, where W has D rows (VMSST paper, appendix A.1), instead of `[z; h] W`.
     decoder_language_embedding: Whether the decoder starts from a language-specific vector; if
       False, all languages share one start vector.
     decoder_groups: Language groups with separate decoders; see the module docstring.
