@@ -4,10 +4,10 @@ Teacher and student scores are cosines divided by the same temperature tau. Call
 scores with `vmsst.losses.contrastive.similarity`, using `cosine=True` and `scale=1 / tau`.
 
 In the soft contrastive paper, the label w(i, n) is the weight of target n as the answer to source
-i; the labels of a source sum to 1 over the targets (equations 2, 4 and 6). The paper uses the same
-labels in the second direction, from targets to sources, although the labels of a target need not
-sum to 1 over the sources. By default, this module normalizes the labels of each query in both
-directions, as the released code does. `row_normalized=True` uses the paper's labels instead.
+i. The labels of each source sum to 1 (equations 2, 4 and 6). For the direction from targets to
+sources, the paper uses the same labels, so the labels of a target may not sum to 1. By default,
+this module normalizes the labels for each direction, as the released code does.
+`row_normalized=True` uses the paper's labels instead.
 
 References: Reimers and Gurevych 2020, Making Monolingual Sentence Embeddings Multilingual
 (`mse`); Park et al. 2024, Improving Multi-lingual Alignment Through Soft Contrastive Learning.

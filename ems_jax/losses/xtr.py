@@ -273,8 +273,7 @@ def _values_and_gradients(
 
   chunks = jax.tree.map(plan.cut, (inputs.hidden_BE, inputs.weights_B, targets))
   if len(chunks[0]) == 1:
-    # If there is only one chunk, skip the loop, because for few sentences, accumulating gradients
-    # in a loop would cost more than computing the softmax and the targets.
+    # If there is only one chunk, skip the loop. A loop accumulates gradients, which takes time.
     kernel_gradient_EV, outputs = gradients(jax.tree.map(lambda x: x[0], chunks))
   else:
     start_EV = jnp.zeros(kernel_EV.shape, vocabulary.accumulation_dtype(plan.dtype))

@@ -145,10 +145,10 @@ def common_metrics(
 class DistillationModel(StudentModel):
   """Trains the vectors of both sides to match the teacher's vector for the anchor.
 
-  The loss of a pair is the sum of the mean squared errors of its two student vectors (see
-  `ems_jax.losses.distillation`). The anchor is the side in the language that comes first in
-  `priority`, for example, English if `priority` is ("en",). Teacher and student vectors must have
-  the same width.
+  The loss of a pair is the sum of two mean squared errors, between each student vector and the
+  teacher's vector for the anchor (see `ems_jax.losses.distillation`). The anchor is the side in the
+  language that comes first in `priority`, for example, English if `priority` is ("en",). Teacher
+  and student vectors must have the same width.
   """
 
   def loss_fn(

@@ -250,11 +250,11 @@ def check_texts(texts: Sequence[Texts], lengths: Mapping[str, Any], *, warn: boo
 
 
 def _pattern(rates: Sequence[float], seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Returns a repeating order in which the tables alternate at their sampling rates.
+  """Returns a random order of tables, in which each table occurs in proportion to its rate.
 
   Returns:
-    Three arrays. For each row in the pattern: the index of the row's table [P], and the row's
-    position among the rows from the same table [P]. For each table: its number of rows.
+    Three arrays. For each place in the order: the index of the table [P], and the number of earlier
+    places with the same table [P]. For each table: its number of places.
   """
   counts = np.ones(len(rates), int)
   if len(rates) > 1:

@@ -144,7 +144,7 @@ def open_set(
 
   Args:
     name: Name to show in messages.
-    settings: The set.
+    settings: The set to read, with its settings.
     prompts: The encoder's prompts by role. The key None is for texts without a role.
 
   Raises:

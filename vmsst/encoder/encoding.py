@@ -156,8 +156,8 @@ def log_all_cut(counts: Sequence[Sequence[int]], total: int) -> None:
   """Logs one warning for several calls to `encode` if any of these calls cut texts.
 
   Args:
-    counts: The arguments of `on_cut` from each call that cut texts: the number of cut texts, the
-      number of texts in the call, and the maximum number of tokens.
+    counts: The arguments of each call of `on_cut`: the number of truncated texts, the number of
+      all texts, and the maximum number of tokens.
     total: Number of texts in all calls.
   """
   if counts:

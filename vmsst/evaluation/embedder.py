@@ -188,7 +188,7 @@ def _vectors(source: encoding.EncoderSource, window: tuple[list[str], list[str],
 
   Args:
     source: The encoder.
-    window: The texts, their language codes, and the encoder method to call.
+    window: Texts, their language codes, and the name of the encoder method to call.
   """
   texts, codes, method = window
   with np.errstate(over="ignore"):  # Values too large for float32 become infinite.

@@ -122,9 +122,9 @@ def rows(sizes: Mapping[str, Any]) -> list[Row]:
   """Returns the table that maps the released tensors to parameters.
 
   Args:
-    sizes: TransformerConfig attributes, EmsNetwork attributes (`language_dim`, `share_embedding`,
-      `projection_dim`), and `num_source_languages`, the number of rows in the released language
-      table. If a size is None or 0, the model does not have the corresponding tensors.
+    sizes: Values by name. The names are attributes of TransformerConfig; `language_dim`,
+      `share_embedding` and `projection_dim`, attributes of EmsNetwork; and `num_source_languages`
+      (rows in the released language table). The tensors of a size that is None or 0 do not exist.
   """
   width, config = sizes["emb_dim"], _config(sizes)
   wide = width + (sizes["language_dim"] or 0)

@@ -138,7 +138,7 @@ def _hub_errors(problem: str) -> Iterator[None]:
     raise
   except Exception as error:  # The exception classes differ between versions of the packages.
     if isinstance(error, RuntimeError) and isinstance(error.__cause__, Exception):
-      error = error.__cause__  # This RuntimeError only wraps the exception with the reason.
+      error = error.__cause__  # Report the cause, because the RuntimeError itself says little.
     reason = " ".join(str(error).split()) or type(error).__name__
     raise errors.InputError(
       f"{problem} {constants.ENDPOINT}: {reason}; for a private or gated model, {_LOG_IN}"

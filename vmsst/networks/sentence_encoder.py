@@ -333,6 +333,6 @@ def pool(
   if pooling == "weightedmean":
     hidden_BTD = hidden_BTD * (jnp.arange(hidden_BTD.shape[1])[:, None] + 1.0)
   mean_BD = masked_mean(hidden_BTD, mask_BT)
-  # These factors convert a mean over n vectors to a sum divided by sqrt(n) or by 1 + ... + n.
+  # `mean_BD` is a sum divided by n. These factors replace n by sqrt(n), or by 1 + 2 + ... + n.
   factor_B = {"mean_sqrt_len_tokens": jnp.sqrt(count_B), "weightedmean": 2 / (count_B + 1)}
   return mean_BD * factor_B[pooling][:, None] if pooling in factor_B else mean_BD

@@ -72,8 +72,8 @@ def build(
   recipe_releases = [release for release in available if loaded.wants(release)]
   if not recipe_releases:
     raise errors.InputError(
-      f"{root}: recipe {loaded.name} uses none of the {len(available)} releases in this folder, "
-      f"such as {', '.join(x.name for x in available[:5])}; add releases that the recipe uses"
+      f"{root}: recipe {loaded.name} uses none of the {len(available)} releases in this folder "
+      f"({', '.join(x.name for x in available[:5])} ...); add releases that the recipe uses"
     )
   texts = benchmarks.held_out_texts(benchmarks.BENCHMARKS.values(), evaluation)
   held_out = cleaning.EvaluationSentences.from_texts(texts)

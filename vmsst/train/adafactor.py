@@ -23,7 +23,7 @@ from vmsst.errors import InputError
 from vmsst.train.optimizers import OptimizerDef
 
 PyTree = Any
-Leaf = Any  # An array, or its logical axes: a PartitionSpec, or None if replicated.
+Leaf = Any  # An array; or, in a tree of logical axes, a PartitionSpec or None (replicated).
 Path = tuple[str, ...]
 
 

@@ -100,7 +100,7 @@ def report(
   converter = model.FEATURE_CONVERTER_CLS(pack=cfg.pack)
   lengths = converter.get_model_feature_lengths(cfg.task_feature_lengths)
   floats = {*tables.TEACHER_SIDES, "scores"}
-  batch = {  # The length of a feature with several texts per row is (texts, tokens).
+  batch = {  # For several texts per row, the length is a pair: number of texts, number of tokens.
     name: jax.ShapeDtypeStruct(
       (batch_size, *(length if isinstance(length, tuple) else (length,))),
       jnp.float32 if name in floats else jnp.int32,

@@ -110,8 +110,8 @@ def get_training_eval_datasets(
 class EvalBatches:
   """The first batches of a dataset, optionally restricted to some rows of each batch.
 
-  Padding is trimmed before the rows are selected, so that the batches have the same shape in all
-  processes.
+  Each process selects its own rows of a batch. Padding is trimmed before that, so that batches have
+  the same length in all processes.
 
   Attributes:
     batches: An iterator with a method `reset` to start over.

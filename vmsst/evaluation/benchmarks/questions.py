@@ -111,7 +111,7 @@ def mkqa(path: storage.Path) -> list[Questions]:
 
 @dataclasses.dataclass(frozen=True)
 class KnowledgeSearch(suite.Task):
-  """Answers the queries in all text sets in one pass over a knowledge base.
+  """Searches a knowledge base once for the queries of all text sets.
 
   Other tasks pass the vectors of each text set to the function `score`. Instead, this task passes
   one array per text set, bool [N], that marks the queries that received a correct answer.
