@@ -77,7 +77,7 @@ def xtr_targets(
 
 
 def ugt_targets(targets: TokenTargets, masked_B: Int[Array, "B"]) -> TokenTargets:
-  """Returns targets for the unified generative task (UGT): half XTR targets, half the masked token.
+  """Returns targets for the unified generative task (UGT): the XTR targets and the masked token.
 
   p(w) = 1/2 p_xtr(w) + 1/2 [w = masked token]
 

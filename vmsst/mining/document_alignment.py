@@ -331,8 +331,8 @@ def _search(
       cost_BSW[:, number][is_valid_BW] = (a * b - (a - 1) * (b - 1) / 2) * distance_IJ[
         index_i[is_valid_BW], index_j[is_valid_BW]
       ] + _LENGTH_COST * (length_i - length_j) ** 2 / variance
-    # For each antidiagonal and each kind of step: the position from which the step reaches the
-    # window's first position, as a flat index in `total_AW`.
+    # For each antidiagonal and each kind of step, find the predecessor of the window's first
+    # position. The flat index `offset_BS` is its place in `total_AW`.
     previous_BS = antidiagonal_B[:, None] - size_S
     column_BS = (
       pad + low_A[antidiagonal_B, None] - step_S2[:, 1] - low_A[np.maximum(previous_BS, 0)]
