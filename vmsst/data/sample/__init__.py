@@ -144,7 +144,7 @@ def sentence(meaning: int, language: str, split: str = "train") -> str:
 
   Raises:
     InputError: If `split` is not a split of the sample.
-    IndexError: If the split has no meaning with that number.
+    IndexError: If the number of the meaning is too high for the split.
   """
   return phrasebook(language).sentence(slots(meaning, split))
 
@@ -195,7 +195,7 @@ def slots(meaning: int, split: str = "train") -> Meaning:
   """Returns the meaning with a given number. Meanings are numbered in a fixed pseudo-random order.
 
   Raises:
-    IndexError: If the split has no meaning with that number.
+    IndexError: If the number of the meaning is too high for the split.
   """
   num_subjects, num_places, num_times = _choices(split)
   # The mixed-radix digits of the index select the filler for each slot.
