@@ -7,12 +7,12 @@ text, so packing does not change the vectors.
 
 import numpy as np
 
-from vmsst.data import batches, tables
+from vmsst.data import tables
 
 _WIDTH = 64  # minimum row width, unless the texts are padded to fewer tokens
 
 
-def pack(batch: batches.Batch) -> batches.Batch:
+def pack(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
   """Adds the feature `packing`, int32 [R, W]: the tokens in each row, and -1 for padding.
 
   If texts are padded to T tokens, n * T + t stands for token t of text n. Texts are numbered in the
