@@ -392,7 +392,7 @@ def translate(
   from vmsst.encoder import loading
 
   with local_file(input) as path:
-    text_files.check_not_empty(path)  # `Command` has checked a file, but not standard input.
+    text_files.check_not_empty(path)  # `Command` checks files, but cannot check standard input.
     sentences = list(text_files.read_lines(path))
   translator = loading.load_translator(run)
   translations = translator.translate(sentences, to, max_length=max_length, batch_size=batch_size)
