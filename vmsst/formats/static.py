@@ -83,7 +83,7 @@ def read(folder: pathlib.Path) -> StaticEmbedding:
   # If there is no padding token, the padding id is the first id after the table.
   size = max(rows, padding_id + 1)
   if vocabulary.size > size or padding_id > rows:
-    raise errors.InputError(f"{folder}: {rows} table rows, but {vocabulary.size} tokens")
+    raise errors.InputError(f"{folder}: the table has {rows} rows for {vocabulary.size} tokens")
 
   def table() -> np.ndarray:
     table_VD = weights[name].read()
