@@ -149,6 +149,7 @@ def finetune(
     from vmsst.encoder.encoder import Encoder
     from vmsst.formats import encoder_json
     from vmsst.jobs import job, outputs
+    from vmsst.networks import sentence_encoder
     from vmsst.networks.static import StaticConfig
     from vmsst.train import (
       actions,
@@ -258,9 +259,10 @@ def finetune(
       for network in networks
     )
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
-    is_transformer = hasattr(networks[0].config, "num_heads")  # not an LSTM, not a static encoder
-    pack = is_transformer and "ems" not in objectives and slices == partitioner.mesh.size == 1
-    tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length, "pack": pack}
+    # On one device, pack texts into rows. EMS's network cannot encode such rows.
+    can_pack = sentence_encoder.is_transformer(network.config) and "ems" not in objectives
+    tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
+    tokens["packed_slices"] = slices if can_pack and partitioner.mesh.size == 1 else 0
     evaluation, eval_actions = None, []
     if held_out:
       evaluation = dev_sets.DevSets(

@@ -92,7 +92,7 @@ class EmsModel(base.BitextModel):
     errors.check_choice("masking", self.masking, MASKINGS)
     if self.masking == "ugt" and not self.network.xtr:
       raise errors.InputError(
-        "masking is 'ugt', but only an XTR head can predict masks; set EmsNetwork.xtr = True"
+        "masking is 'ugt', but only an XTR head predicts masked tokens; set EmsNetwork.xtr"
       )
     size = self.network.config.vocab_size
     if self.masking != "none" and (self.mask_id is None or not 0 < self.mask_id < size):

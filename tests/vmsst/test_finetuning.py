@@ -15,7 +15,7 @@ import tiny_encoders
 
 import vmsst
 from vmsst import cli, errors, finetuning
-from vmsst.data import sample, vocabularies
+from vmsst.data import packing, sample, vocabularies
 from vmsst.encoder import loading, starting_encoders
 from vmsst.formats import t5x, tensors
 from vmsst.networks import sentence_encoder
@@ -325,3 +325,25 @@ def test_what_cannot_be_used_is_named(source, tmp_path, options, message, monkey
   with pytest.raises(errors.InputError, match=message):
     vmsst.finetune(given.pop("encoder"), given.pop("pairs"), **given)
   assert [path.read_text() for path in (tmp_path / "out").iterdir()] == ["of the user"]
+
+
+def test_a_run_packs_texts_and_resumes_with_other_slices(source, tmp_path, monkeypatch, caplog):
+  packed_slices = []
+  pack = packing.pack
+
+  def record(batch, slices):
+    packed_slices.append(slices)
+    return pack(batch, slices)
+
+  monkeypatch.setattr(packing, "pack", record)
+  last = []
+  for name, starts in (("whole", [(4, 1)]), ("resumed", [(2, 1), (4, 2)])):
+    for steps, slices in starts:
+      options = {**OPTIONS, "dev": None, "steps": steps, "slices": slices}
+      vmsst.finetune(str(source), pairs_of(0, 30), tmp_path / name, **options)
+    metrics = (tmp_path / name / "train" / "metrics.jsonl").read_text().splitlines()
+    last.append(json.loads(metrics[-1]))
+  assert {*packed_slices} == {1, 2}
+  assert "data iterator state" not in caplog.text
+  assert [x["step"] for x in last] == [4, 4]
+  assert last[0]["tokens_per_example"] == last[1]["tokens_per_example"]

@@ -5,6 +5,8 @@ the longest text, whereas packed rows are nearly full. Tokens attend only to tok
 text, so packing does not change the vectors.
 """
 
+import itertools
+
 import numpy as np
 
 from vmsst.data import tables
@@ -12,18 +14,31 @@ from vmsst.data import tables
 _WIDTH = 64  # minimum row width, unless the texts are padded to fewer tokens
 
 
-def pack(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Adds the feature `packing`, int32 [R, W]: the tokens in each row, and -1 for padding.
+def pack(batch: dict[str, np.ndarray], slices: int = 1) -> dict[str, np.ndarray]:
+  """Adds the feature `packing`, int32 [R * slices, W]: the tokens in each row, and -1 for padding.
 
   If texts are padded to T tokens, n * T + t stands for token t of text n. Texts are numbered in the
   order of `vmsst.models.base.interleave`. W is 64, or the next power of two if a text is longer,
   but at most T. R is rounded up, so that batches have few different shapes.
+
+  Args:
+    batch: Texts `inputs` and `targets` [B, T] and, optionally, `negatives` [B, K, T]; 0 is padding.
+    slices: Number of slices for gradient caching. Each slice has its own R rows, in the order of
+      `vmsst.models.gradient_caching.map_slices`, and its own text numbers.
   """
-  texts = [batch[name] for name in (*tables.SIDES, "negatives") if name in batch]
-  size, longest = len(texts[0]), texts[0].shape[-1]
-  texts_BKT = np.concatenate([x.reshape(size, -1, longest) for x in texts], axis=1)
-  length_N = np.count_nonzero(texts_BKT, axis=-1).reshape(-1)
-  width = min(longest, max(_WIDTH, 1 << int(length_N.max() - 1).bit_length()))
+  size, longest = batch["inputs"].shape
+  names = [name for name in (*tables.SIDES, "negatives") if name in batch]
+  length_BK = np.concatenate([np.count_nonzero(batch[x], -1).reshape(size, -1) for x in names], 1)
+  width = min(longest, max(_WIDTH, 1 << int(length_BK.max() - 1).bit_length()))
+  packed = [_rows(length_BK[s::slices].reshape(-1), longest, width) for s in range(slices)]
+  rows = [row or [] for group in itertools.zip_longest(*packed) for row in group]
+  rows += [[]] * (-len(rows) % (slices * -(-length_BK.size // (16 * slices))))
+  packing = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
+  return {**batch, "packing": packing}
+
+
+def _rows(length_N: np.ndarray, longest: int, width: int) -> list[list[int]]:
+  """Distributes texts over rows of `width` tokens; returns the token numbers in each row."""
   rows: list[list[int]] = []
   open_rows: list[list[list[int]]] = [[] for _ in range(width)]  # by the number of free tokens
   # Best fit: from the longest to the shortest text, choose the row with the least space that fits.
@@ -35,6 +50,4 @@ def pack(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     row = open_rows[space].pop() if space < width else rows[-1]
     row += range(text * longest, text * longest + count)
     open_rows[space - count].append(row)
-  rows += [[]] * (-len(rows) % -(-len(length_N) // 16))
-  packing_RW = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
-  return {**batch, "packing": packing_RW}
+  return rows

@@ -261,7 +261,7 @@ def get_batches(
   max_length: int,
   sampling_power: float = 1.0,
   mixed: bool = False,
-  pack: bool = False,
+  packed_slices: int = 0,
 ) -> batches.BatchIterator:
   """Returns endless batches for `get_dataset_fn`.
 
@@ -283,8 +283,9 @@ def get_batches(
       power.
     mixed: Whether each batch mixes rows from all sets. If false, all rows in a batch come from one
       set. The sampling rates of the sets are the same either way.
-    pack: Whether to add the feature `packing` (see `vmsst.data.packing`) to each batch. Requires
-      a transformer, a single device, and training without gradient caching or microbatches.
+    packed_slices: If not 0, batches are random and have the feature `packing`, for this number of
+      gradient-caching slices (see `vmsst.data.packing.pack`). Requires a transformer, a single
+      device, and training without microbatches.
 
   Raises:
     InputError: If a weight is not positive, or `mixed` is set and the sets have different columns.
@@ -326,5 +327,6 @@ def get_batches(
   ]
   spec = texts[0].spec(lengths[0])
   size = cfg.batch_size // num_shards
-  grouping: Any = {"boundaries": None, "transform": packing.pack} if pack else {}
+  pack = functools.partial(packing.pack, slices=packed_slices)
+  grouping: Any = {"boundaries": None, "transform": pack} if packed_slices else {}
   return batches.batched(rows, rates, spec, size, shard, seed=cfg.seed, **grouping)

@@ -161,9 +161,7 @@ class SentencePieceVocabulary(Vocabulary):
     """
     if self.pretokenize:
       texts = word_splitting.split_words(texts, language)
-    return self._processor.encode(
-      [small_letters(t) for t in texts] if self.lowercase else list(texts)
-    )
+    return self._processor.encode([*map(small_letters, texts)] if self.lowercase else [*texts])
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text for the ids up to the first EOS token, ignoring padding."""
@@ -395,7 +393,7 @@ def _texts_by_file(
         code = os.path.basename(path).removesuffix(".gz").removesuffix(".txt").rpartition(".")[2]
         language = formats.language_or_none(code)
         has_language = language is not None
-        errors.check(has_language, "an input", path, "a name with a language code: news.de.txt")
+        errors.check(has_language, "an input", path, "a name with a language code (news.de.txt)")
       texts[path] = zip(text_files.read_lines(path), itertools.repeat(language), strict=False)
     else:
       for bitext in readers.find_bitext(path, languages):

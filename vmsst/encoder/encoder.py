@@ -214,7 +214,7 @@ class Encoder(compatibility.Members):
       InputError: If the folder exists, or if the format cannot represent the encoder; see
         `vmsst.formats.sentence_transformers`.
     """
-    storage.check_local(folder, "the output of `save` (but not of `vmsst export`)")
+    storage.check_local(folder, "a saved encoder (unlike an exported one)")
     target = pathlib.Path(folder).expanduser()
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
       raise errors.InputError(f"{target} exists; choose a new folder")

@@ -315,9 +315,7 @@ def generate_tokens(
     best_B1 = jnp.max(logits_BV, axis=1, keepdims=True)
     token_B = jnp.min(jnp.where(logits_BV < best_B1, logits_BV.shape[1], id_V), axis=1)
     token_B = jnp.where(state.ended_B, arrays.PAD_ID, token_B.astype(jnp.int32))
-    tokens_BT = jax.lax.dynamic_update_index_in_dim(
-      state.tokens_BT, token_B, state.position, axis=1
-    )
+    tokens_BT = jax.lax.dynamic_update_index_in_dim(state.tokens_BT, token_B, state.position, 1)
     ended_B = state.ended_B if eos_id is None else state.ended_B | (token_B == eos_id)
     return _State(state.position + 1, tokens_BT, token_B, ended_B, cache)
 

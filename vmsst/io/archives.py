@@ -238,4 +238,4 @@ def _sized_members(archive: pathlib.Path) -> Iterator[tuple[str, int, Callable[[
 def check_replaceable(path: pathlib.Path, new: pathlib.Path) -> None:
   """Raises InputError if a file exists at `path` and its content differs from the new file."""
   if path.exists() and not filecmp.cmp(path, new, shallow=False):
-    raise errors.InputError(f"{path} differs from the published file; remove it to download again")
+    raise errors.InputError(f"{path} differs from the published file; remove it to fetch it again")

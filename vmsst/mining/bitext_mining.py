@@ -147,7 +147,7 @@ def read_gold(path: str) -> tuple[list[int], list[int]]:
   for number, line in enumerate(text_files.read_lines(path), 1):
     fields = line.split("\t")
     if len(fields) != 2 or not all(x.isdecimal() and len(x) < 19 for x in fields):
-      raise errors.InputError(f"{path}:{number}: {line!r} is not two line numbers with a TAB")
+      raise errors.InputError(f"{path}:{number}: {line!r} is not two line numbers joined by a TAB")
     sources.append(int(fields[0]))
     targets.append(int(fields[1]))
   return sources, targets

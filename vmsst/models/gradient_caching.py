@@ -75,7 +75,7 @@ def map_and_sum_slices(
   # the batch, so every slice contains the same number of rows from each device, and no row moves
   # between devices.
   def cut(x: jax.Array) -> jax.Array:
-    x = x.reshape(size // slices, slices, *x.shape[1:]).swapaxes(0, 1)
+    x = x.reshape(-1, slices, *x.shape[1:]).swapaxes(0, 1)
     return layouts.constrain(x, (None, "batch", *[None] * (x.ndim - 2)))
 
   def join(x: jax.Array) -> jax.Array:
@@ -104,18 +104,19 @@ def embed_texts(
       once per slice.
     params: Network parameters.
     tokens_BRT: Token ids of R texts per row, for example the two texts of each pair.
-    batch: The batch. If it has the feature `packing` (see `vmsst.data.packing`), the texts are
-      encoded in packed rows; `slices` must then be 1.
+    batch: The batch. If it has the feature `packing` (see `vmsst.data.packing.pack`), the texts are
+      encoded in packed rows. The feature must be packed for the same number of slices.
     slices: Number of slices; must divide the batch size (see `map_slices`).
     rng: Random key for dropout, split into one key per slice; if None, there is no dropout.
   """
-  packing = batch.get("packing")
-  errors.check(packing is None or slices == 1, "slices", slices, "1 for packed texts")
 
-  def encode(tokens_BRT: Int[Array, "B R T"], rng: jax.Array | None) -> Float[Array, "B R S"]:
+  def encode(batch_slice: Any, rng: jax.Array | None) -> Float[Array, "B R S"]:
+    tokens_BRT, packing = batch_slice
     tokens_NT = tokens_BRT.reshape(-1, tokens_BRT.shape[-1])
     vector_NS = sentence_encoder.embed(network, params, tokens_NT, packing, dropout_rng=rng)
     return vector_NS.reshape(*tokens_BRT.shape[:2], -1)
 
-  vector_BRS: jax.Array = map_slices(encode, tokens_BRT, slices=slices, rng=rng)
+  vector_BRS: jax.Array = map_slices(
+    encode, (tokens_BRT, batch.get("packing")), slices=slices, rng=rng
+  )
   return vector_BRS

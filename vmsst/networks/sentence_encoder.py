@@ -255,6 +255,11 @@ def run(
   )
 
 
+def is_transformer(config: EncoderConfig) -> bool:
+  """Returns whether an encoder has attention, instead of being a static encoder or an LSTM."""
+  return isinstance(config, t5.T5Config | transformer.TransformerConfig)
+
+
 def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
   """Returns a shorter encoder with only the first layers, and its parameters.
 
@@ -270,8 +275,7 @@ def first_layers(network: Any, params: Any, layers: int) -> tuple[Any, Any]:
   """
   config: Any = network.config
   field = "num_encoder_layers" if isinstance(config, t5.T5Config) else "num_layers"
-  is_transformer = isinstance(config, t5.T5Config | transformer.TransformerConfig)
-  errors.check(is_transformer, "the encoder", type(config).__name__, "a transformer")
+  errors.check(is_transformer(config), "the encoder", type(config).__name__, "a transformer")
   errors.as_integer("layers", layers, maximum=getattr(config, field) - 1)
   changes: dict[str, Any] = {field: layers}
   if isinstance(config, transformer.TransformerConfig):

@@ -36,6 +36,8 @@ REMAT_CHOICES = ("none", *REMAT_POLICIES)
 # The bias for masked keys. It is so negative that the softmax gives these keys a weight of zero. It
 # is finite, because infinite biases would produce NaN in rows with only padding.
 MASKED = -1e9
+# True at tokens, or the number of each token's text (see `padding_bias`); False or 0 at padding.
+Mask = Bool[Array, "B T"] | Int[Array, "B T"]
 
 TRUNCATED_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
 _NORMAL_FAN_IN = nn.initializers.variance_scaling(1.0, "fan_in", "normal")
@@ -285,9 +287,7 @@ class RelativePositionBias(nn.Module):
     return bias_HQT[None]
 
 
-def padding_bias(
-  mask_BT: Bool[Array, "B T"] | Int[Array, "B T"],
-) -> Float[Array, "B 1 #T T"]:
+def padding_bias(mask_BT: Mask) -> Float[Array, "B 1 #T T"]:
   """Returns the float32 attention bias that hides padding from all queries.
 
   If rows consist of several texts, pass an integer mask with the number of each token's text,
@@ -506,7 +506,7 @@ class T5Encoder(nn.Module):
   def __call__(
     self,
     embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"] | Int[Array, "B T"],
+    mask_BT: Mask,
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.linen import partitioning
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from vmsst import errors
 from vmsst.arrays import layouts
@@ -389,7 +389,7 @@ class TransformerEncoder(nn.Module):
   def __call__(
     self,
     embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Bool[Array, "B T"] | Int[Array, "B T"],
+    mask_BT: t5.Mask,
     *,
     deterministic: bool = True,
   ) -> Float[Array, "B T D"]:
@@ -451,7 +451,7 @@ class TransformerEncoder(nn.Module):
     )
     return x_BTD if cfg.norm_place == "after" else norm(cfg, "encoder_norm")(x_BTD)
 
-  def _attention(self, mask_BT: jax.Array) -> tuple[jax.Array | None, ...]:
+  def _attention(self, mask_BT: t5.Mask) -> tuple[jax.Array | None, ...]:
     """Returns the attention bias, and the rotary angles or None.
 
     If the config has local layers, the bias and the angles are each a stack of two arrays: one for

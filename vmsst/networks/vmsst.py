@@ -129,7 +129,7 @@ class BitranslationNetwork(nn.Module):
         "group per language"
       )
     if {*groups, -1} != {*range(-1, _count(groups))} or not _count(groups):
-      raise errors.InputError(f"{field} must number groups from 0 without gaps, or -1 for none")
+      raise errors.InputError(f"{field} must number groups from 0 without gaps; -1 means no group")
 
   @property
   def sentence_dim(self) -> int:

@@ -305,7 +305,7 @@ class TrainIterator:
         if position > step and self._together == 1:
           batch = self._partitioner.to_devices(trim_padding(batch))
     except StopIteration:
-      self._put(InputError("the training data ended and does not repeat; add .repeat()"))
+      self._put(InputError("the training data ended because it does not repeat; add .repeat()"))
     except BaseException as error:  # The training thread raises this error.
       self._put(error)
 
@@ -333,10 +333,9 @@ class TrainIterator:
     if not self._trimmed:
       items = [self._take() for _ in range(self._together)]
       local_sixteenths = np.array([used_sixteenths(batch) for _, batch in items])
-      all_processes = np.reshape(
-        multihost_utils.process_allgather(local_sixteenths), [-1, self._together]
-      )
-      for (state, batch), sixteenths in zip(items, all_processes.max(axis=0).tolist(), strict=True):
+      gathered = np.asarray(multihost_utils.process_allgather(local_sixteenths))
+      largest = gathered.reshape(-1, self._together).max(axis=0).tolist()
+      for (state, batch), sixteenths in zip(items, largest, strict=True):
         self._trimmed.append((state, self._partitioner.to_devices(trim_padding(batch, sixteenths))))
     self._state, batch = self._trimmed.popleft()
     return batch

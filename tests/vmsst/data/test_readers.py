@@ -128,11 +128,11 @@ BROKEN = {
   "columns.de-en.tsv": (b"a\tb\nc;d\n", "tsv:2: expected source TAB target; write 2 columns"),
   "numbers.de-en.tsv": (
     b"2.4\ta\n",
-    r"tsv:1: expected score \(most lines begin with",
+    r"tsv:1: expected score \(most lines begin with a number\) TAB",
   ),
   "header.de-en.tsv": (
     b"score\ta\tb\n" + 9 * b"1.5\ta\tb\n",
-    r":1: expected score .* 3 columns",
+    r"tsv:1: expected score .* 3 columns",
   ),
   "utf8.de-en.tsv": (b"a\tb\nc\xff\td\n", r"utf8.de-en.tsv:2: the line is not UTF-8"),
   "empty.de-en.tsv": (b"", r"empty.de-en.tsv: contains no pair of German and English"),

@@ -294,9 +294,7 @@ def language_tree(error_LL: np.ndarray) -> np.ndarray:
 
 def mean_distance(first_ND: np.ndarray, second_ND: np.ndarray) -> float:
   """Returns the mean Euclidean distance between corresponding rows after normalization, 0 to 2."""
-  first_ND, second_ND = (
-    exact_search.unit_rows(x).astype(np.float64) for x in (first_ND, second_ND)
-  )
+  first_ND, second_ND = (exact_search.unit_rows(x).astype(float) for x in (first_ND, second_ND))
   return float(np.mean(np.linalg.norm(first_ND - second_ND, axis=1)))
 
 

@@ -61,7 +61,7 @@ def read_corpus(path: storage.Path) -> Corpus:
   for number, line in enumerate(text_files.read_lines(str(path)), 1):
     name, tab, sentence = line.partition("\t")
     if not tab or name in row_by_id:
-      raise errors.InputError(f"{path}:{number}: the line must be a unique id, TAB, sentence")
+      raise errors.InputError(f"{path}:{number}: expected id TAB sentence, with a unique id")
     row_by_id[name] = rows.setdefault(sentence.strip(), len(rows))
   once_N = np.bincount([*row_by_id.values()], minlength=len(rows)) == 1
   return Corpus(list(rows), row_by_id, once_N)

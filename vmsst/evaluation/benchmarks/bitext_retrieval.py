@@ -200,7 +200,7 @@ def ntrex_files(root: storage.Path) -> dict[str, storage.Path]:
     number = start.removeprefix("newstest2019-ref-")
     label = files.known_code(code, path) + (f"_{number}" if number.isdecimal() else "")
     if paths.setdefault(label, path) is not path:
-      raise errors.InputError(f"{paths[label]} and {path} both contain language {label}; drop one")
+      raise errors.InputError(f"{paths[label]} and {path} both contain language {label}; use one")
   return paths
 
 

@@ -64,7 +64,7 @@ def benchmarks(
   names = [benchmark.name for benchmark in results]
   if duplicates := {name for name in names if names.count(name) > 1}:
     raise errors.InputError(
-      f"duplicate benchmark names: {', '.join(sorted(duplicates))}; rename files"
+      f"duplicate benchmark names: {', '.join(sorted(duplicates))}; rename the files"
     )
   return results
 
