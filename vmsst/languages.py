@@ -24,10 +24,9 @@ The table distinguishes languages by these rules:
 
 `family` is a group of obviously related languages, about as large as a genus in WALS and 2,000 to
 4,000 years old. Germanic and Slavic are two families in this sense, and Turkic and Dravidian are
-one family each. There are three exceptions: Latin counts as Romance, all creoles form the family
-"Creole", and planned languages form the family "Constructed". `branch` subdivides only the Slavic,
-Germanic and Celtic families, because their branches are undisputed and papers compare these
-branches.
+one family each. As exceptions, Latin counts as Romance, all creoles form the family "Creole", and
+planned languages form the family "Constructed". `branch` subdivides only the Slavic, Germanic and
+Celtic families, because their branches are undisputed and papers compare these branches.
 
 The table is in `languages.tsv`. Append a new language as the last row, with the next index, because
 checkpoints store embeddings by index.

@@ -202,7 +202,7 @@ def _search_block(
   k_target: int | None,
 ) -> None:
   forward, backward = find(source, target, k_source, k_target)
-  # If `k_target` is None, there are no neighbors of the targets, so store empty arrays.
+  # If `k_target` is None, store empty arrays instead of the targets' neighbors.
   directions = forward, backward or exact_search.no_neighbors(0, 0)
   arrays = (
     x for neighbors in directions for x in (neighbors.index_NK.astype("i4"), neighbors.score_NK)

@@ -24,8 +24,8 @@ from vmsst import errors
 from vmsst.jobs import command_process
 
 RESUME = "finished files are kept; fix this and rerun the same command to resume"
-# Workers get tasks in batches. To balance the load, there are at least 4 batches per worker, unless
-# there are too few tasks.
+# Workers get tasks in batches. To balance the load, each worker gets at least 4 batches, if the
+# number of tasks permits.
 _BATCH_TASKS = 8
 _BATCHES_PER_WORKER = 4
 

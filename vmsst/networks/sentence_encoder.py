@@ -248,7 +248,7 @@ def run(
   *arrays: jax.Array,
   dropout_rng: jax.Array | None = None,
 ) -> Any:
-  """Returns the output of a network's method; if `dropout_rng` is None, there is no dropout."""
+  """Returns the output of a network's method. If `dropout_rng` is None, dropout is disabled."""
   rngs = None if dropout_rng is None else {"dropout": dropout_rng}
   return network.apply(
     {"params": params}, *arrays, deterministic=dropout_rng is None, method=method, rngs=rngs

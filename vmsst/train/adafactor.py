@@ -192,7 +192,7 @@ class Adafactor(OptimizerDef):
     self._roles: dict[Path, tuple[Role, ...]] = {}
 
   def set_param_axes(self, param_logical_axes: PyTree) -> None:
-    """Looks up the role of each parameter axis in `logical_factor_rules`, if there are rules.
+    """Looks up the role of each parameter axis in `logical_factor_rules`, if it is set.
 
     Raises:
       InputError: If a logical axis has no rule.

@@ -154,7 +154,7 @@ def trim_padding(batch: Batch, sixteenths: int | None = None) -> dict[str, np.nd
   """Cuts off padding on the right of every text feature.
 
   Every text feature is cut to the same fraction of its padded length, rounded up to a multiple of 4
-  tokens. There are only eight fractions, so batches have few different shapes. This saves time,
+  tokens. With only eight possible fractions, batches have few different shapes. This saves time,
   because JAX compiles a separate step for each shape.
 
   Args:
