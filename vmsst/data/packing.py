@@ -21,6 +21,9 @@ def pack(batch: dict[str, np.ndarray], slices: int = 1) -> dict[str, np.ndarray]
   order of `vmsst.models.base.interleave`. W is 64, or the next power of two if a text is longer,
   but at most T. R is rounded up, so that batches have few different shapes.
 
+  T must not change afterwards. `input_pipeline.trim_padding` cuts nothing from a packed batch,
+  because the padding of `packing` is not 0.
+
   Args:
     batch: Texts `inputs` and `targets` [B, T] and, optionally, `negatives` [B, K, T]; 0 is padding.
     slices: Number of slices for gradient caching. Each slice has its own R rows, in the order of

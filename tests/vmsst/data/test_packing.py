@@ -7,6 +7,7 @@ import tiny_models
 from vmsst.data import packing
 from vmsst.models import base, contrastive
 from vmsst.networks import sentence_encoder, t5, transformer
+from vmsst.train import input_pipeline
 
 
 def _batch(size=12, length=80, negatives=3):
@@ -36,6 +37,18 @@ def test_rows_hold_each_text_once_and_in_one_piece(negatives):
   assert sorted(used) == np.flatnonzero(tokens_NT).tolist()
   rows = [set(row[row >= 0] // 80) for row in packing_RW]
   assert sum(map(len, rows)) == len(set.union(*rows))
+
+
+def test_packed_batches_are_not_trimmed():
+  tokens_BT = np.zeros((4, 128), np.int32)
+  tokens_BT[:, :3] = 1
+  batch = {"inputs": tokens_BT, "targets": tokens_BT}
+  assert input_pipeline.trim_padding(batch)["inputs"].shape == (4, 8)
+  packed = packing.pack(batch)
+  trimmed = input_pipeline.trim_padding(packed)
+  assert {name: x.shape for name, x in trimmed.items()} == {
+    name: x.shape for name, x in packed.items()
+  }
 
 
 def test_a_row_is_as_wide_as_the_longest_text():
