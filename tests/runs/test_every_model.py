@@ -263,7 +263,7 @@ def test_eight_devices_have_the_results_of_one(tmp_path, monkeypatch):
     (
       "ems",
       {"network": {"xtr": False}, "masking": "ugt", "mask_id": 2},
-      "only an XTR head can predict",
+      "only an XTR head predicts masked tokens",
     ),
     ("laser", {"target_languages": ("en", "klingon")}, "klingon"),
     ("laser_transformer", {"network": {"language_dim": 5}}, "emb_dim is 16; set it to 17"),
