@@ -209,10 +209,7 @@ def text_feature(vocabulary: vocabularies.Vocabulary) -> seqio.Feature:
 
 
 def pair_features(
-  vocabulary: vocabularies.Vocabulary,
-  *,
-  negatives: int = 0,
-  teacher: bool = False,
+  vocabulary: vocabularies.Vocabulary, *, negatives: int = 0, teacher: bool = False
 ) -> Mapping[str, seqio.Feature]:
   """Returns a pair's SeqIO features: two texts, two language ids, and any extra features.
 

@@ -88,7 +88,9 @@ class DevSets:
       InputError: If the metric named by `metric` does not exist.
     """
     if self._embed is None:
-      size = math.lcm(_BATCH, self._partitioner.mesh.shape["data"])
+      # Batches of equal size, because the last batch has the longest texts and is filled up.
+      count, devices = len(self._tokens["inputs"]), self._partitioner.mesh.shape["data"]
+      size = math.ceil(count / math.ceil(count / _BATCH) / devices) * devices
       self._embed = inference.get_array_fn(
         self._model.score_batch, size, train_state_axes, self._partitioner
       )
