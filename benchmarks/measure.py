@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-# Makes Linux back large allocations with huge pages, as `t5x train` does. Otherwise, XLA's CPU
-# client reallocates its temporary memory in pages of 4 KiB in each step.
+# Makes Linux back large allocations with huge pages, as `t5x` and `vmsst finetune` do. Otherwise,
+# XLA's CPU client reallocates its temporary memory in pages of 4 KiB in each step.
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 

@@ -13,7 +13,6 @@ with command_process.default_interrupt():
   import logging as standard_logging
   import os
   import re
-  import signal
   import sys
   from collections.abc import Iterator, Sequence
   from typing import Any
@@ -99,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = _parser().parse_args([binding.sub(r"--gin_bindings=\1 = \2", x) for x in arguments])
     devices.enable_compilation_cache()
     if owns_process:
-      _restart_with_huge_pages()
+      command_process.restart_with_huge_pages()
     # Gin files import the user's task modules, so add the current folder to `sys.path`. Add it at
     # the end, so that a user's file never hides a library.
     sys.path.append(os.getcwd())
@@ -109,25 +108,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
       _run(options)
   if process.status:
     sys.exit(process.status)
-
-
-def _restart_with_huge_pages() -> None:
-  """Re-executes this process (same PID) with GLIBC_TUNABLES set to request huge pages.
-
-  On CPUs, XLA allocates its temporary memory again in every step. With pages of 4 KiB, the
-  allocation takes up to a third of the step's CPU time. This function does nothing outside Linux,
-  or if GLIBC_TUNABLES is set, even to an empty value.
-  """
-  if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
-    sys.stdout.flush()
-    # Block SIGINT, because Ctrl-C while Python starts would print a stack trace.
-    # `default_interrupt` unblocks SIGINT later.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    os.execve(
-      sys.executable,
-      [sys.executable, *sys.orig_argv[1:]],
-      {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
-    )
 
 
 def _run(options: argparse.Namespace) -> None:

@@ -248,25 +248,6 @@ def test_the_trained_encoder_has_the_accuracies_of_the_table(finished, tmp_path)
         assert rows[name][-1] == pytest.approx(100 * right / count, abs=0.005), name
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")
-def test_the_process_is_re_executed_with_huge_pages():
-  code = (
-    "import os, signal\n"
-    "blocked = lambda: signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
-    "print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), blocked(), flush=True)\n"
-    "from vmsst.launch.main import main\n"
-    "assert not blocked()\n"
-    "main()"
-  )
-  environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
-  command = [sys.executable, "-c", code, "train", "--gin.A='b c'"]
-  done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-  numbers, found = zip(*(line.split(" ", 1) for line in done.stdout.splitlines()), strict=True)
-  assert found == (" False", "glibc.malloc.hugetlb=1 True")
-  assert len(set(numbers)) == 1
-  assert "set --gin_file" in done.stderr
-
-
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "launch" / "examples"
 
 

@@ -73,6 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"
+    if argv is None and args.command is COMMANDS["finetune",]:
+      command_process.restart_with_huge_pages()
     from vmsst.io import progress_bar  # a slow import that `--help` does not need
 
     if argv is None:

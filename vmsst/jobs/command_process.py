@@ -36,7 +36,7 @@ def default_interrupt() -> Iterator[None]:
   they are imported.
   """
   with _handler(signal.SIG_DFL, signal.SIGINT):
-    # `launch.main` blocks the signal before it re-executes the process.
+    # `restart_with_huge_pages` blocks the signal before it re-executes the process.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     yield
 
@@ -105,6 +105,25 @@ def process(name: str, *, owns_process: bool) -> Iterator[types.SimpleNamespace]
     print(f"{name}: error: {message}", file=sys.stderr)
   elif error:
     raise error
+
+
+def restart_with_huge_pages() -> None:
+  """Re-executes this process (same PID) with GLIBC_TUNABLES set to request huge pages.
+
+  On CPUs, XLA allocates its temporary memory again in every step. With pages of 4 KiB, the
+  allocation takes up to a third of the step's CPU time. This function does nothing outside Linux,
+  or if GLIBC_TUNABLES is set, even to an empty value.
+  """
+  if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
+    sys.stdout.flush()
+    # Block SIGINT, because Ctrl-C while Python starts would print a stack trace.
+    # `default_interrupt` unblocks SIGINT later.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    os.execve(
+      sys.executable,
+      [sys.executable, *sys.orig_argv[1:]],
+      {**os.environ, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"},
+    )
 
 
 @contextlib.contextmanager

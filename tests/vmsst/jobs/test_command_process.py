@@ -70,6 +70,34 @@ def test_ctrl_c_ends_the_import_of_a_command(module, tmp_path):
   assert process.returncode == -signal.SIGINT
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are requested on Linux")
+@pytest.mark.parametrize(
+  ("module", "arguments", "message"),
+  [
+    ("vmsst.launch.main", ["train", "--gin.A='b c'"], "set --gin_file"),
+    ("vmsst.cli", ["finetune", "no encoder", "pairs.tsv", "out"], "no encoder"),
+  ],
+)
+def test_training_restarts_with_huge_pages(module, arguments, message, tmp_path):
+  code = (
+    "import os, signal\n"
+    "blocked = lambda: signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, [])\n"
+    "print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), blocked(), flush=True)\n"
+    f"from {module} import main\n"
+    "assert not blocked()\n"
+    "main()"
+  )
+  environment = {name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}
+  command = [sys.executable, "-c", code, *arguments]
+  done = subprocess.run(
+    command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+  )
+  numbers, found = zip(*(line.split(" ", 1) for line in done.stdout.splitlines()), strict=True)
+  assert found == (" False", "glibc.malloc.hugetlb=1 True")
+  assert len(set(numbers)) == 1
+  assert message in done.stderr
+
+
 _HELP = "import argparse\nargparse.ArgumentParser().parse_args(['--help'])"
 
 _FULL = "it: error: [Errno 28] No space left on device\n"
