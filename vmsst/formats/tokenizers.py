@@ -141,9 +141,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
   @functools.cached_property
   def content(self) -> bytes:
     """Content of the `tokenizer.json`, or `tokenizer` converted to this format."""
-    if self.tokenizer is not None:
-      return self.tokenizer.to_str().encode()
-    return input_files.read_bytes(self.path)
+    return input_files.read_bytes(self.path) if self.tokenizer is None else _dump(self.tokenizer)
 
   def tokenize(self, texts: Sequence[str], language: Languages = None) -> list[list[int]]:
     """Returns the ids for every text, without the EOS token. The language has no effect.
@@ -184,9 +182,7 @@ class HuggingFaceVocabulary(vocabularies.Vocabulary):
 
   @functools.cached_property
   def _loaded(self) -> "_Loaded":
-    if self.tokenizer is not None:
-      return _load(self.path, self.tokenizer, _outline(self.content))
-    return _parse(self.path, self.content)
+    return _load(self.path, self.content, self.tokenizer)
 
 
 class _Loaded(NamedTuple):
@@ -207,28 +203,30 @@ class _Loaded(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _parse(path: str, content: bytes) -> _Loaded:
-  """Parses a tokenizer. Results are cached, because parsing a large file takes a second."""
-  with _package_errors(path):
-    record = _outline(content)
-    return _load(path, tokenizers.Tokenizer.from_str(content.decode()), record)
+def _dump(tokenizer: tokenizers.Tokenizer) -> bytes:
+  """Returns the content of a tokenizer's `tokenizer.json`."""
+  return tokenizer.to_str().encode()
 
 
-def _load(path: str, tokenizer: tokenizers.Tokenizer, record: Mapping[str, Any]) -> _Loaded:
-  """Returns a tokenizer with its properties.
+@functools.lru_cache(maxsize=4)
+def _load(path: str, content: bytes, tokenizer: tokenizers.Tokenizer | None) -> _Loaded:
+  """Returns a tokenizer with its properties; results are cached, because this may take a second.
 
   Args:
     path: The file, for messages.
-    tokenizer: The tokenizer.
-    record: Content of its `tokenizer.json`.
+    content: Content of the `tokenizer.json`.
+    tokenizer: The tokenizer that `content` describes, if it has been created before.
   """
+  with _package_errors(path):
+    record = _outline(content)
+    tokenizer = tokenizer or tokenizers.Tokenizer.from_str(content.decode())
   model = record["model"]
   if model.get("dropout"):
     raise errors.InputError(f"{path}: 'dropout' makes ids random; set it to null")
   tokenizer.no_padding()
   tokenizer.no_truncation()
   pad_id = padding_id(tokenizer)
-  size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+  size = _size(tokenizer)
   # Tokenize a sample to learn which special tokens the tokenizer puts around a text.
   sample = tokenizer.encode("a \uffff")
   in_text = [i for i, special in enumerate(sample.special_tokens_mask) if not special] or [-1]
@@ -311,8 +309,12 @@ def padding_id(tokenizer: tokenizers.Tokenizer) -> int:
   """
   added = {token.content: index for index, token in tokenizer.get_added_tokens_decoder().items()}
   padding_ids = [int(added[content]) for content in _PADDING if content in added]
-  ids = tokenizer.get_vocab(with_added_tokens=True).values()
-  return padding_ids[0] if padding_ids else 1 + max(ids, default=-1)
+  return padding_ids[0] if padding_ids else _size(tokenizer)
+
+
+def _size(tokenizer: tokenizers.Tokenizer) -> int:
+  """Returns the largest id of a tokenizer, plus one."""
+  return 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
 
 
 def trim(
