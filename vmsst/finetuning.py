@@ -291,11 +291,7 @@ def finetune(
       },
       infer_eval_dataset_cfg=None,
       get_dataset_fn=functools.partial(
-        training_sets.get_batches,
-        sets=sets,
-        sampling_power=sampling_power,
-        mixed=mixed,
-        **tokens,
+        training_sets.get_batches, sets=sets, sampling_power=sampling_power, mixed=mixed, **tokens
       ),
       evaluator=evaluation,
       checkpoint_cfg=checkpoints.CheckpointConfig(
@@ -566,10 +562,7 @@ def optimizer(
 
 def assignment_map() -> list[tuple[str, str | None]]:
   """Returns a map that reads all parameters except EMS's heads from the starting encoder."""
-  return [
-    ("state/.*|target/(xtr_|language_embedder|projection).*", None),
-    ("target/.*", "\\g<0>"),
-  ]
+  return [("state/.*|target/(xtr_|language_embedder|projection).*", None), ("target/.*", "\\g<0>")]
 
 
 def _teacher(teacher: str) -> tuple[Any, str | None]:

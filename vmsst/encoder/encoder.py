@@ -19,11 +19,7 @@ from vmsst import errors, storage
 from vmsst.data import input_texts, vocabularies
 from vmsst.data.input_texts import Texts
 from vmsst.encoder import backends, compatibility, encoding
-from vmsst.formats import (
-  encoder_json,
-  sentence_transformers,
-  tokenizers,
-)
+from vmsst.formats import encoder_json, sentence_transformers, tokenizers
 from vmsst.io import progress_bar
 from vmsst.networks import sentence_encoder
 

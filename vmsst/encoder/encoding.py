@@ -126,11 +126,7 @@ def write_pair_vectors(
   """
   windows = encode_windows(
     lambda texts: encode(
-      encoder,
-      texts,
-      language=[*languages] * (len(texts) // 2),
-      batch_size=batch_size,
-      on_cut=None,
+      encoder, texts, language=[*languages] * (len(texts) // 2), batch_size=batch_size, on_cut=None
     ),
     itertools.chain.from_iterable(pairs),
     _WINDOW,

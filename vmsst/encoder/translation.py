@@ -38,12 +38,7 @@ class Translator:
     encoder: Maps sentences to the vectors that `generate` accepts.
   """
 
-  def __init__(
-    self,
-    network: vmsst.BitranslationNetwork,
-    params: Any,
-    encoder: Encoder,
-  ):
+  def __init__(self, network: vmsst.BitranslationNetwork, params: Any, encoder: Encoder):
     """Creates a translator from parameters in memory; `vmsst.load_translator` reads a checkpoint.
 
     Args:

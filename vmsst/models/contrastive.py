@@ -198,9 +198,5 @@ class ContrastiveModel(InBatchNegativesModel):
     vector_B2S = vector_BRS[:, :2]
     negative_BKS = vector_BRS[:, 2:] if "negatives" in batch else None
     loss_B, metrics = self.in_batch_loss(vector_B2S, batch, negative_BKS)
-    metrics = {
-      "loss": base.average(loss_B),
-      **metrics,
-      **base.vector_metrics(vector_B2S, batch),
-    }
+    metrics = {"loss": base.average(loss_B), **metrics, **base.vector_metrics(vector_B2S, batch)}
     return jnp.mean(loss_B), metrics

@@ -273,10 +273,7 @@ class RelativePositionBias(nn.Module):
       axes=("heads", "relpos_buckets"),
     )
     bucket_QT: Any = relative_position_buckets(
-      length,
-      buckets=self.buckets,
-      max_distance=self.max_distance,
-      bidirectional=self.bidirectional,
+      length, buckets=self.buckets, max_distance=self.max_distance, bidirectional=self.bidirectional
     )
     if position is not None:
       bucket_QT = jax.lax.dynamic_slice_in_dim(jnp.asarray(bucket_QT), position, 1)
@@ -504,11 +501,7 @@ class T5Encoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    embedded_BTD: Float[Array, "B T D"],
-    mask_BT: Mask,
-    *,
-    deterministic: bool = True,
+    self, embedded_BTD: Float[Array, "B T D"], mask_BT: Mask, *, deterministic: bool = True
   ) -> Float[Array, "B T D"]:
     """Returns hidden states in the compute dtype; states at padding are undefined.
 

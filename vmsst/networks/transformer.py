@@ -199,11 +199,7 @@ class TransformerConfig:
 
 
 def dense(
-  config: TransformerConfig,
-  features: int,
-  axes: tuple[str, str],
-  *,
-  name: str | None = None,
+  config: TransformerConfig, features: int, axes: tuple[str, str], *, name: str | None = None
 ) -> nn.Module:
   """Returns a linear layer, initialized as in BERT."""
   init = nn.initializers.normal(config.initializer_std)
@@ -387,11 +383,7 @@ class TransformerEncoder(nn.Module):
 
   @nn.compact
   def __call__(
-    self,
-    embedded_BTD: Float[Array, "B T D"],
-    mask_BT: t5.Mask,
-    *,
-    deterministic: bool = True,
+    self, embedded_BTD: Float[Array, "B T D"], mask_BT: t5.Mask, *, deterministic: bool = True
   ) -> Float[Array, "B T D"]:
     """Returns hidden states in the compute dtype; states at padding are undefined.
 
