@@ -68,7 +68,11 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Runs a command line (default: the arguments of this process); returns the exit status."""
+  """Runs a command line and returns the exit status.
+
+  If `argv` is omitted, this function uses the arguments of this process. For `finetune`, it then
+  re-executes the process with huge pages.
+  """
   with command_process.process("vmsst", owns_process=argv is None) as process:
     args = build_parser().parse_args(argv)
     if args.command.resumable:

@@ -321,6 +321,7 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
         found = pool.map(input_files.sha256, [checkpoint / folder / name for name in expected])
         for (name, digest), other in zip(expected.items(), found, strict=True):
           if other != digest:
+            pool.shutdown(cancel_futures=True)
             return f"{folder}/{name} has changed since it was written"
   except (OSError, ValueError) as error:
     return f"it cannot be read ({error})"

@@ -31,9 +31,10 @@ def map_slices(encode: Encode, batch: Any, *, slices: int, rng: jax.Array | None
 
   Args:
     encode: Function that maps a slice of the batch and a random key (or None) to arrays. In each
-      array, the first axis must correspond to the rows of the slice, and row i must depend only on
-      row i of the slice. The function may close over parameters.
-    batch: Arrays with the batch axis first.
+      array, the first axis must correspond to the rows of the slice, and row i must not depend on
+      other slices. The function may close over parameters.
+    batch: Arrays. Slice s contains the rows s, s + slices, ... of each array. The first array
+      determines the batch size; other arrays may have a different number of rows.
     slices: Number of slices, a divisor of the batch size. With one slice, nothing is recomputed.
     rng: Random key, split into one key per slice.
 

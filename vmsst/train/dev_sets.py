@@ -88,7 +88,8 @@ class DevSets:
       InputError: If the metric named by `metric` does not exist.
     """
     if self._embed is None:
-      # Batches of equal size, because the last batch has the longest texts and is filled up.
+      # Choose batches of nearly equal size. The last batch has the longest texts, so filling it
+      # with copies of a row would take the most time.
       count, devices = len(self._tokens["inputs"]), self._partitioner.mesh.shape["data"]
       size = math.ceil(count / math.ceil(count / _BATCH) / devices) * devices
       self._embed = inference.get_array_fn(
