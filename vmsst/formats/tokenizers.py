@@ -202,13 +202,13 @@ class _Loaded(NamedTuple):
   start_ids: tuple[int, ...]
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=2)
 def _dump(tokenizer: tokenizers.Tokenizer) -> bytes:
   """Returns the content of a tokenizer's `tokenizer.json`."""
   return tokenizer.to_str().encode()
 
 
-@functools.lru_cache(maxsize=4)
+@functools.lru_cache(maxsize=2)
 def _load(path: str, content: bytes, tokenizer: tokenizers.Tokenizer | None) -> _Loaded:
   """Returns a tokenizer with its properties; results are cached, because this may take a second.
 
