@@ -70,14 +70,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs a command line and returns the exit status.
 
-  If `argv` is omitted, this function uses the arguments of this process. For `finetune`, it then
+  If `argv` is omitted, this function uses the arguments of this process and, for `finetune`,
   re-executes the process with huge pages.
   """
   with command_process.process("vmsst", owns_process=argv is None) as process:
     args = build_parser().parse_args(argv)
     if args.command.resumable:
       process.hint = "; rerun the same command to resume"
-    if argv is None and args.command is COMMANDS["finetune",]:
+    if argv is None and args.command is COMMANDS[("finetune",)]:
       command_process.restart_with_huge_pages()
     from vmsst.io import progress_bar  # a slow import that `--help` does not need
 

@@ -4,7 +4,6 @@ Orbax writes a checkpoint into `checkpoint_<step>/state`, with the parameters un
 and this library's trainer both use this layout.
 """
 
-import concurrent.futures
 import functools
 import logging as standard_logging
 import os
@@ -314,15 +313,11 @@ def damage(checkpoint: epath.Path, subfolder: str | None = None) -> str | None:
         # can skip the batches that it has already used.
         continue
       files = set(storage.files_below(checkpoint / folder))
-      expected = checksums.get(folder, {})
-      if missing := min(expected.keys() - files, default=""):
-        return f"{folder}/{missing} is missing"
-      with concurrent.futures.ThreadPoolExecutor() as pool:
-        found = pool.map(input_files.sha256, [checkpoint / folder / name for name in expected])
-        for (name, digest), other in zip(expected.items(), found, strict=True):
-          if other != digest:
-            pool.shutdown(cancel_futures=True)
-            return f"{folder}/{name} has changed since it was written"
+      for name, digest in checksums.get(folder, {}).items():
+        if name not in files:
+          return f"{folder}/{name} is missing"
+        if input_files.sha256(checkpoint / folder / name) != digest:
+          return f"{folder}/{name} has changed since it was written"
   except (OSError, ValueError) as error:
     return f"it cannot be read ({error})"
   return None
