@@ -39,8 +39,6 @@ Objective = Literal[
 _WITH_NEGATIVES = ("contrastive", "kl_divergence", "margin_mse")
 _WITH_SCORES = ("similarity", "cosine_mse", "kl_divergence", "margin_mse")
 _TAUGHT = ("distillation", "soft_contrastive")
-# The held-out loss is computed on at most this many pairs per set.
-_LOSS_PAIRS = 1000
 
 
 def finetune(
@@ -261,34 +259,29 @@ def finetune(
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     # On one device, pack texts into rows. EMS's network cannot encode such rows.
     can_pack = sentence_encoder.is_transformer(network.config) and "ems" not in objectives
-    tokens = {"vocabulary": without_prompt(vocabulary), "max_length": max_length}
+    plain = without_prompt(vocabulary)
+    tokens: dict[str, Any] = {"vocabulary": plain, "max_length": max_length}
     tokens["packed_slices"] = slices if can_pack and partitioner.mesh.size == 1 else 0
     evaluation, eval_actions = None, []
     if held_out:
+      loss_sets = [entry.name for entry in with_loss]
       evaluation = dev_sets.DevSets(
-        held_out, train_model, tokens["vocabulary"], partitioner, folder, dev_metric
+        held_out, train_model, plain, partitioner, folder, dev_metric, loss_sets, batch_size
       )
       criterion: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
       eval_actions = [
         actions.KeepBestAction(str(folder), **criterion, count=average),
         actions.EarlyStoppingAction(patience=patience or steps, **criterion),
       ]
-    lengths = {"inputs": max_length}
-    batching = input_pipeline.DatasetConfig("pairs", lengths, "train", batch_size, True, seed)
     train_codes = {code for entry in sets for code in entry.settings.languages} - {"und"}
     codes = readers.language_codes(map(languages_lib.language, train_codes)) or None
 
     train_lib.train(
       model=train_model,
-      train_dataset_cfg=batching,
-      train_eval_dataset_cfg=batching if with_loss else None,
-      train_eval_get_dataset_fn=lambda cfg, *_: {
-        entry.name: input_pipeline.EvalBatches(
-          training_sets.get_batches(cfg, 0, 1, sets=[entry], **tokens),
-          -(-min(len(entry.table), _LOSS_PAIRS) // batch_size),
-        )
-        for entry in with_loss
-      },
+      train_dataset_cfg=input_pipeline.DatasetConfig(
+        "pairs", {"inputs": max_length}, "train", batch_size, True, seed
+      ),
+      train_eval_dataset_cfg=None,
       infer_eval_dataset_cfg=None,
       get_dataset_fn=functools.partial(
         training_sets.get_batches, sets=sets, sampling_power=sampling_power, mixed=mixed, **tokens
@@ -625,8 +618,6 @@ def _report(folder: pathlib.Path, averaged: dict[str, float] | None) -> str:
   columns = {"loss": _metrics(folder / "train" / "metrics.jsonl").get("loss", {})}
   held_out = _metrics(folder / "inference_eval" / f"{dev_sets.TASK}-metrics.jsonl")
   columns |= {name: values for name, values in held_out.items() if name != "step"}
-  for path in sorted((folder / "training_eval").glob("*/metrics.jsonl")):
-    columns[f"loss/{path.parent.name}"] = _metrics(path).get("loss", {})
   lines = ["# Fine-tuning", ""]
   if (best := t5x.read_best(folder)) is not None:
     lines += [f"Best: {best['checkpoint']}, score {best['value']:.2f} on the held-out sets.", ""]

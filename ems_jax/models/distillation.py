@@ -20,7 +20,7 @@ from ems_jax.losses import distillation
 from vmsst import errors, languages
 from vmsst.data import tables
 from vmsst.losses import contrastive
-from vmsst.models import base, gradient_caching, matryoshka
+from vmsst.models import base, matryoshka, vector_losses
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 
@@ -29,7 +29,7 @@ PRIORITY = ("en", "ru", "ja", "fr", "ko")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class StudentModel(base.BitextModel):
+class StudentModel(vector_losses.VectorLossModel):
   """A sentence encoder that learns from the vectors of a frozen teacher.
 
   `vmsst data embed` computes the teacher's vectors. Batches contain these vectors in the features
@@ -40,24 +40,16 @@ class StudentModel(base.BitextModel):
     priority: Language codes by decreasing priority. The anchor of a pair is the side in the
       language with the higher priority. Unlisted languages follow in the order of
       `vmsst.languages`.
-    embedding_slices: Number of slices into which gradient caching divides a batch. Memory holds the
-      activations of only one slice at a time, but the backward pass encodes every slice again. The
-      gradient does not depend on the number of slices.
-    matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
 
-  For the inherited attributes, see `base.BitextModel`.
+  For the inherited attributes, see `vector_losses.VectorLossModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
   max_length: int = 512
   priority: Sequence[str] = PRIORITY
-  embedding_slices: int = 1
-  matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
     super().__post_init__()
-    errors.as_integer("embedding_slices", self.embedding_slices)
-    matryoshka.check_dims(self.matryoshka_dims)
     _ = self._rank_L  # This raises an error if a language is unknown.
 
   @functools.cached_property
@@ -67,20 +59,6 @@ class StudentModel(base.BitextModel):
     for rank, code in reversed(list(enumerate(self.priority))):
       rank_L[languages.language(code).index] = rank
     return rank_L
-
-  @property
-  def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The network itself."""
-    return self.network
-
-  def _student_vectors(
-    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
-  ) -> Float[Array, "B 2 S"]:
-    """Returns the student's vectors for both sides."""
-    tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
-    return gradient_caching.embed_texts(
-      self.network, params, tokens_B2T, batch, slices=self.embedding_slices, rng=dropout_rng
-    )
 
   def _teacher_vectors(self, batch: base.Batch) -> Float[Array, "B 2 S"]:
     """Returns the teacher's vectors for both sides, in float32."""
@@ -151,8 +129,8 @@ class DistillationModel(StudentModel):
   and student vectors must have the same width.
   """
 
-  def loss_fn(
-    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
+  def loss_of_vectors(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean loss over pairs, and metrics.
 
@@ -164,22 +142,21 @@ class DistillationModel(StudentModel):
       InputError: If the teacher's and student's vectors differ in width.
     """
     anchor_BS, _ = self._anchors_first(self._teacher_vectors(batch), batch)
-    vector_B2S = self._student_vectors(params, batch, dropout_rng)
-    if anchor_BS.shape[1] != vector_B2S.shape[2]:
+    if anchor_BS.shape[1] != vector_BRS.shape[2]:
       raise errors.InputError(
         f"the teacher's vectors have {anchor_BS.shape[1]} dimensions, but the student's vectors "
-        f"have {vector_B2S.shape[2]}; set SentenceEncoder.latent_dim to {anchor_BS.shape[1]}"
+        f"have {vector_BRS.shape[2]}; set SentenceEncoder.latent_dim to {anchor_BS.shape[1]}"
       )
 
     def loss(vectors: Sequence[jax.Array]) -> tuple[Float[Array, "B"], base.Metrics]:
       vector_B2S, anchor_BS = vectors
       return distillation.mse(vector_B2S[:, 0], vector_B2S[:, 1], anchor_BS), {}
 
-    loss_B, terms = matryoshka.mean_loss(loss, (vector_B2S, anchor_BS), self.matryoshka_dims)
+    loss_B, terms = matryoshka.mean_loss(loss, (vector_BRS, anchor_BS), self.matryoshka_dims)
     anchor_B1S = contrastive.unit_rows(anchor_BS)[:, None]
-    cosine_B2 = jnp.sum(contrastive.unit_rows(vector_B2S) * anchor_B1S, axis=-1)
+    cosine_B2 = jnp.sum(contrastive.unit_rows(vector_BRS) * anchor_B1S, axis=-1)
     return jnp.mean(loss_B), {
-      **common_metrics(loss_B, vector_B2S, batch),
+      **common_metrics(loss_B, vector_BRS, batch),
       **terms,
       "cosine/inputs": base.average(cosine_B2[:, 0]),
       "cosine/targets": base.average(cosine_B2[:, 1]),

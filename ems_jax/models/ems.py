@@ -19,7 +19,7 @@ from ems_jax.losses import ranking, xtr
 from ems_jax.networks import ems
 from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, bitranslation, gradient_caching, matryoshka
+from vmsst.models import base, bitranslation, gradient_caching, matryoshka, vector_losses
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 
@@ -31,7 +31,7 @@ _Term = tuple[Float[Array, ""], base.Metrics]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class EmsModel(base.BitextModel):
+class EmsModel(vector_losses.VectorLossModel):
   """Trains sentence vectors to predict a translation's tokens and to be closest to its vector.
 
   The loss of a batch is the mean over its pairs. The loss of a pair (x_i, x_j) is (equations 6, 8
@@ -64,13 +64,11 @@ class EmsModel(base.BitextModel):
     negative_groups: Number of groups of consecutive pairs into which a batch is divided; negatives
       come only from the same group. With one group per device, as in the released code, a pair's
       negatives come only from its own device.
-    embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
-    matryoshka_dims: Sizes for the contrastive loss; see
-      `vmsst.models.contrastive.InBatchNegativesModel`.
     normalize: Whether the encoder scales its vectors to length 1 when it is used after training; no
       loss depends on this option.
 
-  For the inherited attributes, see `vmsst.models.base.BitextModel`.
+  For the inherited attributes, see `vmsst.models.vector_losses.VectorLossModel`.
+  `matryoshka_dims` applies to the contrastive loss.
   """
 
   network: ems.EmsNetwork
@@ -81,8 +79,6 @@ class EmsModel(base.BitextModel):
   mask_id: int | None = None
   count_repeats: bool = True
   negative_groups: int = 1
-  embedding_slices: int = 1
-  matryoshka_dims: Sequence[int] = ()
   normalize: bool = False
 
   def __post_init__(self) -> None:
@@ -101,8 +97,6 @@ class EmsModel(base.BitextModel):
         f"{size - 1} that does not occur in text, such as 2 (<MASK>) in the EMS vocabulary"
       )
     errors.as_integer("negative_groups", self.negative_groups)
-    errors.as_integer("embedding_slices", self.embedding_slices)
-    matryoshka.check_dims(self.matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:
@@ -119,17 +113,13 @@ class EmsModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean loss over pairs, and metrics; if `dropout_rng` is None, no token is masked.
+    """Returns the mean loss over pairs, and the metrics of `loss_of_vectors`.
 
-    Metrics: loss, loss/xtr and loss/contrastive (nats per pair, only for heads that the network
-    has), kl/xtr (nats per sentence), accuracy/forward (inputs to targets) and accuracy/backward (0
-    to 1, within the batch, without margin), embedding_norm, tokens_per_example (real tokens on both
-    sides).
+    If `dropout_rng` is None, no token is masked.
     """
-    pairs = bitranslation.pairs_in_batch(batch)
-    count = len(pairs.tokens_B2T)
+    read_B2T = bitranslation.pairs_in_batch(batch).tokens_B2T
     mask_rng, encoder_rng = base.split_rng(dropout_rng, 2)
-    read_B2T, masked_B2 = pairs.tokens_B2T, jnp.zeros_like(pairs.languages_B2)
+    masked_B2 = None
     if self.masking != "none" and mask_rng is not None:
       # The leading tokens (BOS, a prefix) are never masked.
       words_B2U, masked_B2 = mask_one_token(
@@ -142,17 +132,37 @@ class EmsModel(base.BitextModel):
     vector_B2S = gradient_caching.embed_texts(
       self.network, params, read_B2T, batch, slices=self.embedding_slices, rng=encoder_rng
     )
+    return self.loss_of_vectors(params, vector_B2S, batch, masked_B2)
+
+  def loss_of_vectors(
+    self,
+    params: Any,
+    vector_BRS: Float[Array, "B 2 S"],
+    batch: base.Batch,
+    masked_B2: Int[Array, "B 2"] | None = None,
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the mean loss over pairs, and metrics. `masked_B2` holds the masked tokens, if any.
+
+    Metrics: loss, loss/xtr and loss/contrastive (nats per pair, only for heads that the network
+    has), kl/xtr (nats per sentence), accuracy/forward (inputs to targets) and accuracy/backward (0
+    to 1, within the batch, without margin), embedding_norm, tokens_per_example (real tokens on both
+    sides).
+    """
+    pairs = bitranslation.pairs_in_batch(batch)
+    count = len(pairs.tokens_B2T)
+    if masked_B2 is None:
+      masked_B2 = jnp.zeros_like(pairs.languages_B2)
     terms = {}
     if self.network.xtr:
-      terms["xtr"] = self._xtr(params, vector_B2S, pairs, masked_B2)
+      terms["xtr"] = self._xtr(params, vector_BRS, pairs, masked_B2)
     if self.network.contrastive:
       compare = functools.partial(self._contrastive, params)
-      terms["contrastive"] = matryoshka.mean_loss(compare, vector_B2S, self.matryoshka_dims)
+      terms["contrastive"] = matryoshka.mean_loss(compare, vector_BRS, self.matryoshka_dims)
     loss = sum((term for term, _ in terms.values()), jnp.zeros(()))
     metrics = {"loss": base.ratio(loss * count, count)}
     for name, (term, term_metrics) in terms.items():
       metrics |= {f"loss/{name}": base.ratio(term * count, count), **term_metrics}
-    return loss, metrics | base.vector_metrics(vector_B2S, batch)
+    return loss, metrics | base.vector_metrics(vector_BRS, batch)
 
   @property
   def _leading_count(self) -> int:

@@ -70,8 +70,8 @@ class SoftContrastiveModel(distillation.StudentModel):
     """True, because the other pairs in the batch are candidates."""
     return True
 
-  def loss_fn(
-    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
+  def loss_of_vectors(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean loss over pairs, and metrics.
 
@@ -81,7 +81,6 @@ class SoftContrastiveModel(distillation.StudentModel):
     translation).
     """
     labels = self._labels(batch)
-    vector_B2S = self._student_vectors(params, batch, dropout_rng)
 
     def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
       source_BS, target_BS = self._anchors_first(vector_B2S, batch)
@@ -94,10 +93,10 @@ class SoftContrastiveModel(distillation.StudentModel):
       )
       return self.cross_weight * cross_B + mono_B, {**terms, "loss/mono": base.average(mono_B)}
 
-    loss_B, terms = matryoshka.mean_loss(loss, vector_B2S, self.matryoshka_dims)
+    loss_B, terms = matryoshka.mean_loss(loss, vector_BRS, self.matryoshka_dims)
     entropy_B = jnp.sum(jax.scipy.special.entr(labels.row_BB), axis=1)
     return jnp.mean(loss_B), {
-      **distillation.common_metrics(loss_B, vector_B2S, batch),
+      **distillation.common_metrics(loss_B, vector_BRS, batch),
       **terms,
       "label/entropy": base.average(entropy_B),
       "label/translation": base.average(jnp.diag(labels.row_BB)),

@@ -114,6 +114,21 @@ class BitextModel(abc.ABC):
   ) -> tuple[jax.Array, Metrics]:
     """Returns the mean loss over pairs, and metrics; no dropout if `dropout_rng` is None."""
 
+  def loss_of_vectors(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: Batch
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns the mean loss over pairs, and metrics, for texts that are already encoded.
+
+    Args:
+      params: Network parameters; used only by heads on top of the vectors.
+      vector_BRS: Vectors of each row's source, target and any hard negatives.
+      batch: The batch, as for `loss_fn`.
+
+    Raises:
+      NotImplementedError: If the loss depends on more than these vectors.
+    """
+    raise NotImplementedError(f"the loss of {type(self).__name__} depends on more than vectors")
+
   def eval_fn(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Returns the loss and metrics of `loss_fn`, computed without dropout."""
     return self.loss_fn(params, batch, None)

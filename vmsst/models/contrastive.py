@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float
 
 from vmsst import errors
 from vmsst.losses import contrastive
-from vmsst.models import base, gradient_caching, matryoshka
+from vmsst.models import base, matryoshka, vector_losses
 from vmsst.networks import sentence_encoder
 
 SIMILARITIES = ("dot", "cosine")
@@ -31,7 +31,7 @@ def accuracy_metrics(forward_B: Float[Array, "B"], backward_B: Float[Array, "B"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class InBatchNegativesModel(base.BitextModel):
+class InBatchNegativesModel(vector_losses.VectorLossModel):
   """A model whose loss compares each pair with the other pairs in the batch.
 
   Negatives come from the global batch, regardless of the number of devices. By default, an error is
@@ -44,11 +44,6 @@ class InBatchNegativesModel(base.BitextModel):
     mask_duplicates: Whether pairs that share a text, on either side, are excluded from each other's
       negatives. Otherwise, if a text occurs twice in a batch, a correct translation would count as
       a negative.
-    embedding_slices: Number of slices into which gradient caching divides a batch. Memory holds the
-      activations of only one slice at a time, but the backward pass encodes every slice again. The
-      gradient does not depend on the number of slices.
-    matryoshka_dims: Sizes to which vectors can be truncated after training. The loss is averaged
-      over the full vectors and the vectors truncated to each size; see `vmsst.models.matryoshka`.
     symmetric: Whether to average the losses from sources to targets and from targets to sources. If
       False, only the loss from sources to targets is used.
     share_negatives: Whether to compare each source with the hard negatives of all pairs, as in E5
@@ -58,14 +53,12 @@ class InBatchNegativesModel(base.BitextModel):
       `vmsst.losses.contrastive.contrastive_loss`. The argument `symmetric` is passed only if the
       attribute `symmetric` is False, and `negative_BN` only if the batch has hard negatives.
 
-  For the inherited attributes, see `base.BitextModel`.
+  For the inherited attributes, see `vector_losses.VectorLossModel`.
   """
 
   similarity: str = "dot"
   scale: float = 1.0
   mask_duplicates: bool = False
-  embedding_slices: int = 1
-  matryoshka_dims: Sequence[int] = ()
   symmetric: bool = True
   share_negatives: bool = True
   pair_loss: PairLoss = contrastive.contrastive_loss
@@ -74,8 +67,6 @@ class InBatchNegativesModel(base.BitextModel):
     super().__post_init__()
     errors.check_choice("similarity", self.similarity, SIMILARITIES)
     errors.check_number("scale", self.scale, "(0, inf)")
-    errors.as_integer("embedding_slices", self.embedding_slices)
-    matryoshka.check_dims(self.matryoshka_dims)
 
   @property
   def compares_pairs(self) -> bool:
@@ -163,10 +154,9 @@ class InBatchNegativesModel(base.BitextModel):
 class ContrastiveModel(InBatchNegativesModel):
   """One encoder for both sides, trained to score translations above other sentences in the batch.
 
-  Batches may contain hard negatives in the feature `negatives` (int32, [B, K, U]): K wrong targets
-  for each source. The encoder encodes these sentences as well as both sides of each pair. Hard
-  negatives that contain only padding are ignored. With `mask_duplicates`, a source ignores hard
-  negatives that equal a text in its own pair or in a pair that shares a text with its own pair.
+  Hard negatives that contain only padding are ignored. With `mask_duplicates`, a source ignores
+  hard negatives that equal a text in its own pair or in a pair that shares a text with its own
+  pair.
 
   Attributes:
     network: Encoder for both sides.
@@ -176,13 +166,8 @@ class ContrastiveModel(InBatchNegativesModel):
 
   network: sentence_encoder.SentenceEncoder
 
-  @property
-  def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The network itself."""
-    return self.network
-
-  def loss_fn(
-    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
+  def loss_of_vectors(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean contrastive loss over pairs, and metrics.
 
@@ -190,11 +175,6 @@ class ContrastiveModel(InBatchNegativesModel):
     both from 0 to 1, within the batch), embedding_norm, tokens_per_example (real tokens on both
     sides), and the metrics of `in_batch_loss` and `matryoshka.mean_loss`.
     """
-    names = ("inputs", "targets", "negatives")
-    tokens_BRT = base.interleave(*(batch[name] for name in names if name in batch))
-    vector_BRS = gradient_caching.embed_texts(
-      self.network, params, tokens_BRT, batch, slices=self.embedding_slices, rng=dropout_rng
-    )
     vector_B2S = vector_BRS[:, :2]
     negative_BKS = vector_BRS[:, 2:] if "negatives" in batch else None
     loss_B, metrics = self.in_batch_loss(vector_B2S, batch, negative_BKS)

@@ -133,3 +133,9 @@ class LayersModel(base.BitextModel):
       metrics |= {f"layers_{layers}/{name}": value for name, value in layer_metrics.items()}
     metrics["loss"] = jax.tree.map(lambda *x: sum(x) / len(x), *losses)
     return total / len(losses), metrics
+
+  def loss_of_vectors(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the loss and metrics of the full encoder."""
+    return self.model.loss_of_vectors(params, vector_BRS, batch)

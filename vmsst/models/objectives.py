@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jaxtyping import Array, Float
 
 from vmsst.data import tables
 from vmsst.models import base
@@ -53,7 +54,16 @@ class ObjectivesModel(base.BitextModel):
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss and metrics of the batch's objective; `NAME/loss` repeats the loss."""
-    (feature_name,) = (feature for feature in batch if feature.startswith(tables.OBJECTIVE))
-    name = feature_name.removeprefix(tables.OBJECTIVE)
+    name = self._objective(batch)
     loss, metrics = self.models[name].loss_fn(params, batch, dropout_rng)
     return loss, {**metrics, f"{name}/loss": metrics["loss"]}
+
+  def loss_of_vectors(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the loss and metrics of the batch's objective."""
+    return self.models[self._objective(batch)].loss_of_vectors(params, vector_BRS, batch)
+
+  def _objective(self, batch: base.Batch) -> str:
+    (feature_name,) = (feature for feature in batch if feature.startswith(tables.OBJECTIVE))
+    return feature_name.removeprefix(tables.OBJECTIVE)

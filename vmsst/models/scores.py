@@ -5,7 +5,6 @@ negatives).
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,13 +13,13 @@ from jaxtyping import Array, Bool, Float
 
 from vmsst import errors
 from vmsst.losses import contrastive, scores
-from vmsst.models import base, gradient_caching, matryoshka
+from vmsst.models import base, matryoshka, vector_losses
 from vmsst.models import contrastive as contrastive_model
 from vmsst.networks import sentence_encoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SimilarityModel(base.BitextModel):
+class SimilarityModel(vector_losses.VectorLossModel):
   """Trains an encoder on pairs with gold similarities, as in semantic textual similarity.
 
   The gold similarity of each pair is read from the float32 feature `scores`, [B, 1].
@@ -31,37 +30,26 @@ class SimilarityModel(base.BitextModel):
       range; "mse" is the mean squared error of the cosines, so gold similarities must lie between
       -1 and 1.
     scale: Factor that "cosent" applies to every cosine; the inverse of the temperature.
-    embedding_slices: See `vmsst.models.contrastive.InBatchNegativesModel`.
-    matryoshka_dims: See `vmsst.models.contrastive.InBatchNegativesModel`.
 
-  For the inherited attributes, see `base.BitextModel`.
+  For the inherited attributes, see `vector_losses.VectorLossModel`.
   """
 
   network: sentence_encoder.SentenceEncoder
   loss: str = "cosent"
   scale: float = 20.0
-  embedding_slices: int = 1
-  matryoshka_dims: Sequence[int] = ()
 
   def __post_init__(self) -> None:
     super().__post_init__()
     errors.check_choice("loss", self.loss, ("cosent", "mse"))
     errors.check_number("scale", self.scale, "(0, inf)")
-    errors.as_integer("embedding_slices", self.embedding_slices)
-    matryoshka.check_dims(self.matryoshka_dims)
-
-  @property
-  def sentence_encoder(self) -> sentence_encoder.SentenceEncoder:
-    """The network itself."""
-    return self.network
 
   @property
   def compares_pairs(self) -> bool:
     """Whether the loss ranks the pairs in a batch."""
     return self.loss == "cosent"
 
-  def loss_fn(
-    self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
+  def loss_of_vectors(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss of the batch, and metrics.
 
@@ -69,10 +57,6 @@ class SimilarityModel(base.BitextModel):
     embedding_norm, tokens_per_example (real tokens on both sides), and the metrics of
     `matryoshka.mean_loss`.
     """
-    tokens_B2T = base.interleave(batch["inputs"], batch["targets"])
-    vector_B2S = gradient_caching.embed_texts(
-      self.network, params, tokens_B2T, batch, slices=self.embedding_slices, rng=dropout_rng
-    )
     grade_B = batch["scores"][:, 0]
 
     def loss(vector_B2S: Float[Array, "B 2 S"]) -> tuple[Float[Array, "B"], base.Metrics]:
@@ -83,11 +67,11 @@ class SimilarityModel(base.BitextModel):
         loss_B = jnp.full_like(cosine_B, scores.cosent(cosine_B, grade_B, scale=self.scale))
       return loss_B, {"error": base.average(jnp.abs(cosine_B - grade_B))}
 
-    loss_B, metrics = matryoshka.mean_loss(loss, vector_B2S, self.matryoshka_dims)
+    loss_B, metrics = matryoshka.mean_loss(loss, vector_BRS, self.matryoshka_dims)
     return jnp.mean(loss_B), {
       "loss": base.average(loss_B),
       **metrics,
-      **base.vector_metrics(vector_B2S, batch),
+      **base.vector_metrics(vector_BRS, batch),
     }
 
 

@@ -18,9 +18,15 @@ TABLE_VS = np.random.default_rng(0).normal(size=(BYTES.size, 8)).astype(np.float
 
 
 class Sums:
-  """Embeds a text as the sum of its tokens' vectors."""
+  """Embeds a text as the sum of its tokens' vectors; trains with margins to hard negatives."""
 
   max_length = 16
+
+  def loss_of_vectors(self, params, vector_BRS, batch):
+    score_BR = jnp.einsum("BS,BRS->BR", vector_BRS[:, 0], vector_BRS[:, 1:])
+    is_text_BK = (batch["negatives"] != 0).any(axis=2)
+    worst_B = jnp.max(jnp.where(is_text_BK, score_BR[:, 1:], -jnp.inf), axis=1)
+    return jnp.mean(worst_B - score_BR[:, 0]) + params[0, 0], {}
 
   def score_batch(self, params, batch):
     mask_BT1 = (batch["inputs"] != 0)[:, :, None]
@@ -44,6 +50,10 @@ def open_pairs(data, **options):
   return training_sets.open_set("x", training_sets.TrainingSet(data, **options))
 
 
+STATE = types.SimpleNamespace(params=jnp.array(TABLE_VS), flax_mutables={}, step=3)
+AXES = types.SimpleNamespace(params=jax.sharding.PartitionSpec(), flax_mutables={})
+
+
 def test_metrics_of_three_kinds_of_sets(tmp_path):
   words = [f"{a}{b}" for a in "abcdefg" for b in "hijklmn"]
   pairs = list(zip(words[:20], words[3:23], strict=True))
@@ -62,9 +72,7 @@ def test_metrics_of_three_kinds_of_sets(tmp_path):
   }
   arguments = (sets, Sums(), BYTES, partitioner, tmp_path)
   evaluator = dev_sets.DevSets(*arguments)
-  state = types.SimpleNamespace(params=jnp.array(TABLE_VS), flax_mutables={}, step=3)
-  axes = types.SimpleNamespace(params=jax.sharding.PartitionSpec(), flax_mutables={})
-  metrics = evaluator.evaluate(state, axes)[dev_sets.TASK]
+  metrics = evaluator.evaluate(STATE, AXES)[dev_sets.TASK]
 
   score_NN = cosines([f"> {x}" for x, _ in pairs], [y for _, y in pairs])
   own_N = np.arange(len(pairs))
@@ -84,7 +92,26 @@ def test_metrics_of_three_kinds_of_sets(tmp_path):
   assert metrics["score"] == pytest.approx(mean)
   (line,) = (tmp_path / "inference_eval" / "dev-metrics.jsonl").read_text().splitlines()
   assert json.loads(line) == {"step": 3, **metrics}
-  by_one_set = dev_sets.DevSets(*arguments, "recall@100/questions").evaluate(state, axes)
+  by_one_set = dev_sets.DevSets(*arguments, "recall@100/questions").evaluate(STATE, AXES)
   assert by_one_set[dev_sets.TASK]["score"] == metrics["recall@100/questions"]
   with pytest.raises(errors.InputError, match=r"is 'accuracy'; known: accuracy/pairs"):
-    dev_sets.DevSets(*arguments, "accuracy").evaluate(state, axes)
+    dev_sets.DevSets(*arguments, "accuracy").evaluate(STATE, AXES)
+
+
+@pytest.mark.parametrize("batch_size", [4, 64])
+def test_the_loss_is_averaged_over_batches_with_hard_negatives(tmp_path, batch_size):
+  negatives = [["on", "under", "below"][: 1 + i % 3] for i in range(12)]
+  rows = [(f"{i}", f"number {i}", *texts) for i, texts in enumerate(negatives)]
+  sets = {"mined": open_pairs(rows), "pairs": open_pairs([row[:2] for row in rows])}
+  partitioner = partitioning.PjitPartitioner(num_partitions=1)
+  evaluator = dev_sets.DevSets(
+    sets, Sums(), BYTES, partitioner, tmp_path, with_loss=["mined"], batch_size=batch_size
+  )
+  metrics = evaluator.evaluate(STATE, AXES)[dev_sets.TASK]
+  losses = []
+  for source, target, *wrong in rows:
+    vector_S, target_S, *wrong_KS = embed([source, target, *wrong])
+    losses.append(max(vector_S @ x for x in wrong_KS) - vector_S @ target_S)
+  assert metrics["loss/mined"] == pytest.approx(np.mean(losses) + TABLE_VS[0, 0], rel=1e-4)
+  assert "loss/pairs" not in metrics
+  assert metrics["score"] == (metrics["accuracy/mined"] + metrics["accuracy/pairs"]) / 2
