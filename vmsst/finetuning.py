@@ -145,7 +145,7 @@ def finetune(
     from vmsst.data import readers, training_sets
     from vmsst.encoder import encoding, loading, starting_encoders
     from vmsst.encoder.encoder import Encoder
-    from vmsst.formats import encoder_json
+    from vmsst.formats import encoder_json, t5x
     from vmsst.jobs import job, outputs
     from vmsst.networks import sentence_encoder
     from vmsst.networks.static import StaticConfig
@@ -160,16 +160,8 @@ def finetune(
     )
     from vmsst.train import train as train_lib
 
-  for name in (
-    "steps",
-    "batch_size",
-    "eval_every",
-    "slices",
-    "average",
-    "lora_rank",
-    "max_length",
-    "patience",
-  ):
+  integers = ("steps", "batch_size", "eval_every", "slices", "average")
+  for name in (*integers, "lora_rank", "max_length", "patience"):
     if options[name] is not None:
       errors.as_integer(name, options[name])
   errors.check_number("learning_rate", learning_rate, "(0, inf)")
@@ -276,7 +268,7 @@ def finetune(
     train_codes = {code for entry in sets for code in entry.settings.languages} - {"und"}
     codes = readers.language_codes(map(languages_lib.language, train_codes)) or None
 
-    train_lib.train(
+    step, state = train_lib.train(
       model=train_model,
       train_dataset_cfg=input_pipeline.DatasetConfig(
         "pairs", {"inputs": max_length}, "train", batch_size, True, seed
@@ -311,7 +303,11 @@ def finetune(
       summarize_config_fn=lambda *_: encoder_json.save_encoder_assets(saved_model, folder, codes),
       on_sigterm=lambda: sys.exit(128 + signal.SIGTERM),
     )
-    tuned = loading.load(folder)
+    selected = t5x.find_checkpoint(folder)
+    if selected == folder / f"checkpoint_{step}":  # Its parameters are in memory.
+      tuned = loading.with_params(selected, state.params)
+    else:
+      tuned = loading.load(folder)
     metrics = None
     if average > 1 and evaluation is not None:
       metrics = evaluation.evaluate_encoder(tuned)

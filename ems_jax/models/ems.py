@@ -219,11 +219,7 @@ class EmsModel(vector_losses.VectorLossModel):
 
 
 def mask_one_token(
-  tokens_B2T: Int[Array, "B 2 T"],
-  mask_id: int,
-  *,
-  special_ids: Sequence[int] = (),
-  rng: jax.Array,
+  tokens_B2T: Int[Array, "B 2 T"], mask_id: int, *, special_ids: Sequence[int] = (), rng: jax.Array
 ) -> tuple[Int[Array, "B 2 T"], Int[Array, "B 2"]]:
   """Masks one random token on a random side of each pair.
 

@@ -124,11 +124,7 @@ class LaserModel(base.BitextModel):
     return loss, metrics
 
   def _score(
-    self,
-    params: Any,
-    rows: Translations,
-    weight: Float[Array, ""],
-    dropout_rng: jax.Array | None,
+    self, params: Any, rows: Translations, weight: Float[Array, ""], dropout_rng: jax.Array | None
   ) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """Returns the negative log-likelihood times `weight`, and the number of correct tokens."""
     vector_BS = sentence_encoder.embed(
@@ -175,8 +171,6 @@ def translations(
     jnp.where(forward_B, pairs.languages_B2[:, 1], pairs.languages_B2[:, 0]),
   )
   second = Translations(
-    targets_BT,
-    jnp.where(forward_B1 & backward_B1, inputs_BT, padding_BT),
-    pairs.languages_B2[:, 0],
+    targets_BT, jnp.where(forward_B1 & backward_B1, inputs_BT, padding_BT), pairs.languages_B2[:, 0]
   )
   return first, second

@@ -304,10 +304,7 @@ def parse_tmx(path: str, source: Language, target: Language) -> Iterator[Row | F
 
 
 def _unit_row(
-  unit: str,
-  number: int,
-  location: tuple[str, int],
-  pair: tuple[Language, Language],
+  unit: str, number: int, location: tuple[str, int], pair: tuple[Language, Language]
 ) -> Iterator[Row | Fault]:
   """Yields a unit's row or a fault, or nothing if the unit contains neither language."""
   path, line = location

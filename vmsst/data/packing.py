@@ -6,6 +6,7 @@ text, so packing does not change the vectors.
 """
 
 import itertools
+import math
 
 import numpy as np
 
@@ -19,7 +20,8 @@ def pack(batch: dict[str, np.ndarray], slices: int = 1) -> dict[str, np.ndarray]
 
   If texts are padded to T tokens, n * T + t stands for token t of text n. Texts are numbered in the
   order of `vmsst.models.base.interleave`. W is 64, or the next power of two if a text is longer,
-  but at most T. R is rounded up, so that batches have few different shapes.
+  but at most T. R is rounded up to a multiple of half the square root of the number of texts, so
+  that batches have few different shapes: R varies in proportion to this square root.
 
   T must not change afterwards. `input_pipeline.trim_padding` cuts nothing from a packed batch,
   because the padding of `packing` is not 0.
@@ -35,7 +37,8 @@ def pack(batch: dict[str, np.ndarray], slices: int = 1) -> dict[str, np.ndarray]
   width = min(longest, max(_WIDTH, 1 << int(length_BK.max() - 1).bit_length()))
   packed = [_rows(length_BK[s::slices].reshape(-1), longest, width) for s in range(slices)]
   rows = [row or [] for group in itertools.zip_longest(*packed) for row in group]
-  rows += [[]] * (-len(rows) % (slices * -(-length_BK.size // (16 * slices))))
+  multiple = slices * math.ceil(math.sqrt(length_BK.size / slices) / 2)
+  rows += [[]] * (-len(rows) % multiple)
   packing = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
   return {**batch, "packing": packing}
 

@@ -202,9 +202,7 @@ class SeqioVocabulary(seqio.Vocabulary):
 def text_feature(vocabulary: vocabularies.Vocabulary) -> seqio.Feature:
   """Returns a SeqIO feature for token ids, with an EOS token if the vocabulary has one."""
   return seqio.Feature(
-    SeqioVocabulary(vocabulary),
-    add_eos=vocabulary.eos_id is not None,
-    dtype=tf.int32,
+    SeqioVocabulary(vocabulary), add_eos=vocabulary.eos_id is not None, dtype=tf.int32
   )
 
 

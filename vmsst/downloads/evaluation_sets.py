@@ -216,10 +216,7 @@ def download(
 
 
 def _download(
-  fetcher: fetch.Fetcher,
-  entry: EvaluationSet,
-  root: pathlib.Path,
-  report: Callable[[str], None],
+  fetcher: fetch.Fetcher, entry: EvaluationSet, root: pathlib.Path, report: Callable[[str], None]
 ) -> list[pathlib.Path]:
   stage = root / _STAGE / entry.name
   paths, staged = [], {}

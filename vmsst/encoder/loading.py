@@ -393,6 +393,13 @@ def load(
   return encoder
 
 
+def with_params(checkpoint: epath.Path, params: Any) -> Encoder:
+  """Returns `load(checkpoint)` without reading its parameters, which are `params`."""
+  assets, _ = _run_assets(pathlib.Path(checkpoint))
+  saved = SavedEncoder(os.fspath(checkpoint), assets, assets.network, params)
+  return _new_encoder(saved, assets.network, backend=backends.fastest(assets.network))
+
+
 def load_translator(path: str | os.PathLike[str]) -> "Translator":
   """Loads the encoder and decoder from a training run onto this process's default device.
 

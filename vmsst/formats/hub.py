@@ -154,11 +154,7 @@ _TAGS = ["sentence-transformers", "sentence-similarity", "feature-extraction", "
 
 
 def card(
-  saved: SavedEncoder,
-  name: str,
-  *,
-  license_id: str | None = None,
-  results: str | None = None,
+  saved: SavedEncoder, name: str, *, license_id: str | None = None, results: str | None = None
 ) -> str:
   """Returns the model card for an encoder. The card contains no local paths.
 

@@ -512,7 +512,7 @@ def write_modules(
       "prompts": prompts,
       "default_prompt_name": default if prefix else None,
       "similarity_fn_name": assets.similarity_fn_name,
-    },
+    }
   }
   weights, paths, kind = [], [""], static.MODULE
   if isinstance(network.config, StaticConfig):

@@ -150,9 +150,7 @@ def open_params(checkpoint: epath.Path) -> dict[str, tensors.StoredTensor]:
   for name, metadata in read_metadata(checkpoint).items():
     if name.startswith(f"{PARAMETERS}/"):
       params[name.removeprefix(f"{PARAMETERS}/")] = tensors.StoredTensor(
-        tuple(metadata.shape),
-        f"{name} in {checkpoint}",
-        functools.partial(_read, checkpoint, name),
+        tuple(metadata.shape), f"{name} in {checkpoint}", functools.partial(_read, checkpoint, name)
       )
   return params
 

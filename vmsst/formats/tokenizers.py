@@ -427,9 +427,7 @@ def for_static_encoder(
     else:
       model["vocab"] |= {word: count + number for number, word in enumerate(added)}
   static = HuggingFaceVocabulary(
-    vocabulary.path,
-    tokenizer=tokenizers.Tokenizer.from_str(json.dumps(record)),
-    skips_unknown=True,
+    vocabulary.path, tokenizer=tokenizers.Tokenizer.from_str(json.dumps(record)), skips_unknown=True
   )
   originals = (pieces[_swap(index, static.padding_id)] for index in range(static.size))
   return static, [[_swap(index, padding_id) for index in ids] for ids in originals]
@@ -551,6 +549,21 @@ def read(
     InputError: If a file is damaged, or this library does not support a setting. The message names
       the file or setting.
   """
+  stats = ((path.name, path.stat()) for path in sorted(folder.glob("*.json")))
+  versions = tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+  return _read(folder, versions, msgspec.json.encode(config), lowercase)
+
+
+@functools.lru_cache(maxsize=2)
+def _read(
+  folder: pathlib.Path, versions: Any, encoded_config: bytes, lowercase: bool
+) -> tuple[tokenizers.Tokenizer | None, Settings]:
+  """Like `read`, but caches results, because building a large tokenizer may take a second.
+
+  `versions` identifies the content of the folder's files.
+  """
+  del versions
+  config = msgspec.json.decode(encoded_config)
   path, settings_path = folder / TOKENIZER_FILE, folder / SETTINGS_FILE
   options = transformers.read_object(settings_path, if_missing={})
   record: dict[str, Any] = {}

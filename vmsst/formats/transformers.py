@@ -489,10 +489,7 @@ _MPNET = Architecture(
   options=_MpnetOptions,
   fixed={"position_offset": 2},
   table=Table(
-    names={
-      **_EMBEDDINGS,
-      "encoder.relative_attention_bias": "encoder/relpos_bias/rel_embedding",
-    },
+    names={**_EMBEDDINGS, "encoder.relative_attention_bias": "encoder/relpos_bias/rel_embedding"},
     layers="encoder.layer",
     layer_names={
       "attention.attn.q": "attention/query",

@@ -148,6 +148,5 @@ def likelihood_bounds(
   log_p_KB, weight_KB = jax.lax.map(draw, jax.random.split(rng, samples))
   kl_B = sum(kl_from_standard(*latent) for latent in latents)
   return Bounds(
-    jnp.mean(log_p_KB, axis=0) - kl_B,
-    jax.nn.logsumexp(weight_KB, axis=0) - math.log(samples),
+    jnp.mean(log_p_KB, axis=0) - kl_B, jax.nn.logsumexp(weight_KB, axis=0) - math.log(samples)
   )

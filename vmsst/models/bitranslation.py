@@ -98,10 +98,7 @@ def score(
   projection = cast(vmsst.Projection, projected)
   weights_BRT = weights_BR[..., None] * (tokens_BRT != arrays.PAD_ID)
   weighted, aux = vocabulary.weighted_nll(
-    *projection,
-    rows(tokens_BRT),
-    rows(weights_BRT),
-    dtype=network.config.dtype,
+    *projection, rows(tokens_BRT), rows(weights_BRT), dtype=network.config.dtype
   )
   shape = tokens_BRT.shape
   return Scores(weighted, aux.nll_BT.reshape(shape), aux.correct_BT.reshape(shape))

@@ -431,8 +431,7 @@ class CheckpointManager:
   def save(self, train_state: Any, data_state: input_pipeline.DataState) -> None:
     """Starts writing `train_state`, unless a checkpoint for its step exists.
 
-    Returns as soon as the arrays have been copied off the devices. The files are written in the
-    background.
+    The files are written in the background. Call `release` before the next training step.
 
     Raises:
       InputError: If this checkpoint or the previous checkpoint could not be written.
@@ -454,8 +453,18 @@ class CheckpointManager:
     with self._orbax_errors():
       self._manager.wait_until_finished()
 
-  def check(self) -> None:
-    """Raises InputError if writing a checkpoint in the background has failed."""
+  def release(self) -> None:
+    """Waits until training can overwrite the arrays of the saved train state.
+
+    On CPUs, Orbax writes checkpoints from the arrays themselves. If a step donated these arrays
+    earlier, JAX would copy them, which takes longer than waiting and needs memory for a second
+    train state.
+
+    Raises:
+      InputError: If writing a checkpoint in the background has failed.
+    """
+    if jax.default_backend() == "cpu":
+      self.wait()
     with self._orbax_errors():
       self._manager.check_for_errors()
 

@@ -244,11 +244,7 @@ class TrainIterator:
   """
 
   def __init__(
-    self,
-    batches: Any,
-    partitioner: partitioning.PjitPartitioner,
-    *,
-    save_state: bool = True,
+    self, batches: Any, partitioner: partitioning.PjitPartitioner, *, save_state: bool = True
   ):
     if hasattr(batches, "as_numpy_iterator"):
       from vmsst.data import loader

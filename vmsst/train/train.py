@@ -275,10 +275,10 @@ def train(
         if checkpoint is not None and (step > 0 or run_eval_before_training):
           # The run may have ended before the evaluation of this step was complete.
           evaluate_first = is_due(eval_period) and not _was_evaluated(model_dir, step)
-        if evaluate_first or step == total_steps:
-          evaluate()
         if save_period:
           save()
+        if evaluate_first or step == total_steps:
+          evaluate()
         summaries.print_once(
           f"Ready after {time.time() - start_s:.1f} s; training from step {step} to {total_steps}."
         )
@@ -290,10 +290,10 @@ def train(
           stops = [(step // period + 1) * period for period in periods]
           stops += [save_step for save_step in save_steps if save_step > step]
           count = min(total_steps, *stops) - step
+          if manager is not None:
+            manager.release()
           done, metrics = trainer.train(batches, count, step, bar=bar, should_stop=stop.agree)
           step += done
-          if manager is not None:
-            manager.check()
           check_claim()
           act("TRAIN", {"train": metrics})
           if not stop.signal:

@@ -273,8 +273,7 @@ MKQA_SMALL = suite.Benchmark(
   name="mkqa_small",
   title="Retrieval of the English originals of MKQA questions",
   files=suite.Files(
-    ("mkqa", "nq"),
-    "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz",
+    ("mkqa", "nq"), "mkqa/mkqa.wide.tsv (header: id, split, codes) and nq/*.jsonl, plain or .gz"
   ),
   read=_read_small,
   averages=suite.metric_means("accuracy", "R@10"),

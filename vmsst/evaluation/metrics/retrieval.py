@@ -16,10 +16,7 @@ from vmsst.search import exact_search, margins
 
 
 def translation_accuracy(
-  source_ND: np.ndarray,
-  target_ND: np.ndarray,
-  *,
-  texts: Sequence[Sequence[str]] | None = None,
+  source_ND: np.ndarray, target_ND: np.ndarray, *, texts: Sequence[Sequence[str]] | None = None
 ) -> dict[str, float]:
   """Returns the accuracy of translation retrieval by nearest-neighbor search (cosine).
 
