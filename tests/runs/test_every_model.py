@@ -31,6 +31,7 @@ from vmsst.models import (
   matryoshka,
   objectives,
   scores,
+  vector_losses,
   vmsst,
 )
 from vmsst.networks import lstm, sentence_encoder, t5, transformer
@@ -163,6 +164,23 @@ def test_every_objective_of_fine_tuning_trains_first_layers_and_first_dimensions
   assert {"loss", "first_3/loss", "layers_1/loss", "layers_1/first_3/loss"} <= metrics.keys()
 
 
+@pytest.mark.parametrize("name", ["hard_negatives", *FINETUNED])
+def test_the_loss_of_vectors_is_the_loss_of_the_texts(name):
+  model, batch = make_model(name), batch_of(name)
+  params = tiny_models.random_params(model.network)
+  negatives = np.swapaxes(batch.get("negatives", np.zeros((B, 0, 9), np.int32)), 0, 1)
+  vectors = [
+    jit(model.score_batch)(params, {"inputs": x})
+    for x in (batch["inputs"], batch["targets"], *negatives)
+  ]
+  options = {"network": model.network, "vocabulary": model.vocabulary}
+  layers = matryoshka.LayersModel(model=model, layers=(1,), **options)
+  several = objectives.ObjectivesModel(models={"other": model, "this": layers}, **options)
+  batch_of_this = {**batch, "objective/this": np.zeros((B, 0))}
+  loss, _ = jit(several.loss_of_vectors)(params, np.stack(vectors, axis=1), batch_of_this)
+  assert float(loss) == pytest.approx(float(jit(model.eval_fn)(params, batch)[0]), rel=1e-5)
+
+
 def above_the_mean(mean, log_variance, rng):
   """Returns a sample that does not depend on the key, because slices split the key."""
   return mean + 0.7 * jnp.exp(log_variance / 2)
@@ -281,11 +299,11 @@ def test_every_model_is_listed_here():
       values = vars(importlib.import_module(info.name)).values()
       found |= {x for x in values if inspect.isclass(x) and issubclass(x, base.BitextModel)}
   trainable = {x for x in found if "loss_fn" not in x.__abstractmethods__}
-  of_models = {
-    objectives.ObjectivesModel,
-    matryoshka.LayersModel,
-  }  # These models call other models.
-  assert trainable == {cls for cls, *_ in MODELS.values()} | of_models
+  of_models = {objectives.ObjectivesModel, matryoshka.LayersModel}  # They call other models.
+  without_loss = {
+    vector_losses.VectorLossModel, contrastive.InBatchNegativesModel, distillation.StudentModel,
+  }  # fmt: skip
+  assert trainable == {cls for cls, *_ in MODELS.values()} | of_models | without_loss
 
 
 @pytest.mark.parametrize("name", TRAINED)

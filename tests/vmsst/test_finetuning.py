@@ -151,6 +151,10 @@ def test_an_encoder_trained_for_fewer_layers_is_cut_to_them(source, tmp_path):
   tuned = vmsst.finetune(source, pairs_of(0, 30), tmp_path / "out", **OPTIONS | options)
   losses = json.loads((tmp_path / "out" / "train" / "metrics.jsonl").read_text().splitlines()[-1])
   assert {"loss", "first_4/loss", "layers_1/loss", "layers_1/first_4/loss"} <= losses.keys()
+  assert tuned.path == str(tmp_path / "out" / "checkpoint_2")
+  again = vmsst.load(tmp_path / "out")
+  assert (again.path, again.digest) == (tuned.path, tuned.digest)
+  np.testing.assert_allclose(again.encode(["red"]), tuned.encode(["red"]), atol=1e-6)
   tuned.truncate(1).save(tmp_path / "short")
   short = vmsst.load(tmp_path / "short")
   np.testing.assert_allclose(short.encode(["red"]), tuned.truncate(1).encode(["red"]), atol=1e-5)
@@ -167,6 +171,7 @@ def test_other_objectives_train_and_show_the_loss_of_held_out_pairs(source, tmp_
     pairs = [{"query": x, "pos": [y], "neg": ["a"], "label": [2, 1]} for x, y in pairs]
   tuned = vmsst.finetune(source, pairs, tmp_path / "out", **options)
   assert tuned.encode("red").shape == (16,)
+  assert tuned.digest == vmsst.load(tmp_path / "out").digest
   header, _, *rows = (tmp_path / "out" / "report.md").read_text().splitlines()[4:]
   place = header.split(" | ").index("loss/dev |")
   assert all(float(row.split(" | ")[place].strip(" |")) > 0 for row in rows)

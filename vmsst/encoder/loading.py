@@ -274,10 +274,8 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   else:
     opened = tensors.open_file(pathlib.Path(parameters))
     saved = {name: tensor.read() for name, tensor in opened.items()}
-  tokens_BT = jnp.zeros((1, 1), jnp.int32)
-  shapes = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
   sources = {}
-  for name, leaf in traverse_util.flatten_dict(shapes, sep="/").items():
+  for name, leaf in traverse_util.flatten_dict(_shapes(network), sep="/").items():
     source = tensors.find(name, leaf.shape, saved)
     if source is None or source.shape(saved) != leaf.shape:
       shape = "is missing" if source is None else f"has shape {source.shape(saved)}"
@@ -299,6 +297,13 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   return traverse_util.unflatten_dict(
     {name: source.make(arrays) for name, source in sources.items()}, sep="/"
   )
+
+
+def _shapes(network: Any) -> Mapping[str, Any]:
+  """Returns the shapes of a network's parameters as a tree."""
+  tokens_BT = jnp.zeros((1, 1), jnp.int32)
+  shapes: Mapping[str, Any] = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
+  return shapes
 
 
 def write(
@@ -394,9 +399,13 @@ def load(
 
 
 def with_params(checkpoint: epath.Path, params: Any) -> Encoder:
-  """Returns `load(checkpoint)` without reading its parameters, which are `params`."""
+  """Returns `load(checkpoint)`, but takes the parameters from `params` instead of the files.
+
+  `params` may contain the parameters of additional heads.
+  """
   assets, _ = _run_assets(pathlib.Path(checkpoint))
-  saved = SavedEncoder(os.fspath(checkpoint), assets, assets.network, params)
+  own = {name: params[name] for name in _shapes(assets.network)}
+  saved = SavedEncoder(os.fspath(checkpoint), assets, assets.network, own)
   return _new_encoder(saved, assets.network, backend=backends.fastest(assets.network))
 
 

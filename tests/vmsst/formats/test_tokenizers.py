@@ -155,6 +155,15 @@ def test_a_file_that_cannot_be_used_is_named(tokenizer_files, tmp_path, changes,
     _ = HuggingFaceVocabulary(str(tmp_path / "absent.json")).size
 
 
+def test_a_folder_whose_settings_change_is_read_again(tmp_path):
+  changes = {"tokenizer_config.json": {"do_lower_case": False}}
+  folder = released_folders.write(tmp_path, "bert", changes)
+  cased = loading.read_assets(folder).vocabulary.tokenize(["Red"])
+  released_folders.write(tmp_path, "bert", {})
+  lowercased = loading.read_assets(folder).vocabulary.tokenize(["Red"])
+  assert lowercased == loading.read_assets(folder).vocabulary.tokenize(["red"]) != cased
+
+
 def test_the_size_counts_unused_ids(tokenizer_files, tmp_path):
   record = json.loads(tokenizer_files["bert"].read_text())
   tokens, path = record["model"]["vocab"], tmp_path / "tokenizer.json"

@@ -1,5 +1,7 @@
 """Checkpoints in T5X's layout: reading, mapping, and messages about mismatches."""
 
+import dataclasses
+
 import commands
 import jax
 import numpy as np
@@ -10,7 +12,7 @@ import toy_runs
 
 from vmsst.errors import InputError
 from vmsst.formats import t5x
-from vmsst.train import checkpoints, optimizers, partitioning, utils
+from vmsst.train import checkpoints, input_pipeline, optimizers, partitioning, utils
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +111,30 @@ def test_parameters_can_be_saved_in_bfloat16(tmp_path):
   state = toy_runs.read_checkpoint(tmp_path / "checkpoint_2")
   assert state["target"]["table"].dtype == "bfloat16"
   assert state["state"]["param_states"]["table"]["v"].dtype == np.float32
+
+
+@dataclasses.dataclass
+class State:
+  """A train state with one large array."""
+
+  array: jax.Array
+  step: int = 0
+
+  def state_dict(self):
+    return {"target": {"table": self.array}, "state": {"step": np.int32(self.step)}}
+
+
+def test_a_step_after_a_checkpoint_overwrites_the_state(tmp_path):
+  manager = checkpoints.CheckpointManager(str(tmp_path), checkpoints.SaveCheckpointConfig())
+  state = State(jax.random.normal(jax.random.key(0), (1000, 1000)))
+  expected, place = np.array(state.array), state.array.unsafe_buffer_pointer()
+  manager.save(state, input_pipeline.DataState(0, None))
+  manager.release()
+  after = jax.jit(lambda x: x + 1, donate_argnums=0)(state.array)
+  assert after.unsafe_buffer_pointer() == place
+  manager.close()
+  saved = toy_runs.read_checkpoint(tmp_path / "checkpoint_0")
+  np.testing.assert_array_equal(saved["target"]["table"], expected)
 
 
 # --------------------------------------------------------------------------------------------
