@@ -20,8 +20,8 @@ def pack(batch: dict[str, np.ndarray], slices: int = 1) -> dict[str, np.ndarray]
 
   If texts are padded to T tokens, n * T + t stands for token t of text n. Texts are numbered in the
   order of `vmsst.models.base.interleave`. W is 64, or the next power of two if a text is longer,
-  but at most T. R is rounded up to a multiple of half the square root of the number of texts, so
-  that batches have few different shapes: R varies in proportion to this square root.
+  but at most T. R is rounded up to a multiple of a third of the square root of the number of texts,
+  because R varies in proportion to this square root. Batches therefore have few different shapes.
 
   T must not change afterwards. `input_pipeline.trim_padding` cuts nothing from a packed batch,
   because the padding of `packing` is not 0.
@@ -37,7 +37,7 @@ def pack(batch: dict[str, np.ndarray], slices: int = 1) -> dict[str, np.ndarray]
   width = min(longest, max(_WIDTH, 1 << int(length_BK.max() - 1).bit_length()))
   packed = [_rows(length_BK[s::slices].reshape(-1), longest, width) for s in range(slices)]
   rows = [row or [] for group in itertools.zip_longest(*packed) for row in group]
-  multiple = slices * math.ceil(math.sqrt(length_BK.size / slices) / 2)
+  multiple = slices * max(1, round(math.sqrt(length_BK.size / slices) / 3))
   rows += [[]] * (-len(rows) % multiple)
   packing = np.array([row + [-1] * (width - len(row)) for row in rows], np.int32)
   return {**batch, "packing": packing}
