@@ -251,14 +251,14 @@ def finetune(
     partitioner = partitioning.PjitPartitioner(num_partitions=1)
     # On one device, pack texts into rows. EMS's network cannot encode such rows.
     can_pack = sentence_encoder.is_transformer(network.config) and "ems" not in objectives
-    plain = without_prompt(vocabulary)
-    tokens: dict[str, Any] = {"vocabulary": plain, "max_length": max_length}
+    unprompted = without_prompt(vocabulary)
+    tokens: dict[str, Any] = {"vocabulary": unprompted, "max_length": max_length}
     tokens["packed_slices"] = slices if can_pack and partitioner.mesh.size == 1 else 0
     evaluation, eval_actions = None, []
     if held_out:
       loss_sets = [entry.name for entry in with_loss]
       evaluation = dev_sets.DevSets(
-        held_out, train_model, plain, partitioner, folder, dev_metric, loss_sets, batch_size
+        held_out, train_model, unprompted, partitioner, folder, dev_metric, loss_sets, batch_size
       )
       criterion: dict[str, Any] = {"metric": (dev_sets.TASK, "score"), "mode": "max"}
       eval_actions = [

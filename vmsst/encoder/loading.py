@@ -404,8 +404,8 @@ def with_params(checkpoint: epath.Path, params: Any) -> Encoder:
   `params` may contain the parameters of additional heads.
   """
   assets, _ = _run_assets(pathlib.Path(checkpoint))
-  own = {name: params[name] for name in _shapes(assets.network)}
-  saved = SavedEncoder(os.fspath(checkpoint), assets, assets.network, own)
+  params = {name: params[name] for name in _shapes(assets.network)}
+  saved = SavedEncoder(os.fspath(checkpoint), assets, assets.network, params)
   return _new_encoder(saved, assets.network, backend=backends.fastest(assets.network))
 
 
