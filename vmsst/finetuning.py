@@ -304,10 +304,11 @@ def finetune(
       on_sigterm=lambda: sys.exit(128 + signal.SIGTERM),
     )
     selected = t5x.find_checkpoint(folder)
-    if selected == folder / f"checkpoint_{step}":  # Its parameters are in memory.
+    if selected.name == f"checkpoint_{step}":  # Its parameters are in memory.
       tuned = loading.with_params(selected, state.params)
     else:
       tuned = loading.load(folder)
+    del state  # Free the optimizer's memory.
     metrics = None
     if average > 1 and evaluation is not None:
       metrics = evaluation.evaluate_encoder(tuned)

@@ -129,7 +129,7 @@ class DistillationModel(StudentModel):
   and student vectors must have the same width.
   """
 
-  def loss_of_vectors(
+  def vector_loss(
     self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean loss over pairs, and metrics.

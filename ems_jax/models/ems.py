@@ -113,7 +113,7 @@ class EmsModel(vector_losses.VectorLossModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean loss over pairs, and the metrics of `loss_of_vectors`.
+    """Returns the mean loss over pairs, and the metrics of `vector_loss`.
 
     If `dropout_rng` is None, no token is masked.
     """
@@ -132,12 +132,12 @@ class EmsModel(vector_losses.VectorLossModel):
     vector_B2S = gradient_caching.embed_texts(
       self.network, params, read_B2T, batch, slices=self.embedding_slices, rng=encoder_rng
     )
-    return self.loss_of_vectors(params, vector_B2S, batch, masked_B2)
+    return self.vector_loss(params, vector_B2S, batch, masked_B2)
 
-  def loss_of_vectors(
+  def vector_loss(
     self,
     params: Any,
-    vector_BRS: Float[Array, "B 2 S"],
+    vector_BRS: Float[Array, "B R S"],
     batch: base.Batch,
     masked_B2: Int[Array, "B 2"] | None = None,
   ) -> tuple[jax.Array, base.Metrics]:

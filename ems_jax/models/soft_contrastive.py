@@ -70,7 +70,7 @@ class SoftContrastiveModel(distillation.StudentModel):
     """True, because the other pairs in the batch are candidates."""
     return True
 
-  def loss_of_vectors(
+  def vector_loss(
     self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean loss over pairs, and metrics.

@@ -164,13 +164,16 @@ def test_every_objective_of_fine_tuning_trains_first_layers_and_first_dimensions
   assert {"loss", "first_3/loss", "layers_1/loss", "layers_1/first_3/loss"} <= metrics.keys()
 
 
+@pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("name", ["hard_negatives", *FINETUNED])
-def test_the_loss_of_vectors_is_the_loss_of_the_texts(name):
-  model, batch = make_model(name), batch_of(name)
+def test_the_loss_of_vectors_is_the_loss_of_the_texts(name, normalize):
+  options = {"normalize": normalize}
+  model = make_model(name, **(options if name == "ems" else {"network": options}))
+  batch, encoder = batch_of(name), dataclasses.replace(model.sentence_encoder, normalize=False)
   params = tiny_models.random_params(model.network)
   negatives = np.swapaxes(batch.get("negatives", np.zeros((B, 0, 9), np.int32)), 0, 1)
   vectors = [
-    jit(model.score_batch)(params, {"inputs": x})
+    jit(encoder.apply)({"params": params}, x)
     for x in (batch["inputs"], batch["targets"], *negatives)
   ]
   options = {"network": model.network, "vocabulary": model.vocabulary}

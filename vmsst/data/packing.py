@@ -20,8 +20,8 @@ def pack(batch: dict[str, np.ndarray], slices: int = 1) -> dict[str, np.ndarray]
 
   If texts are padded to T tokens, n * T + t stands for token t of text n. Texts are numbered in the
   order of `vmsst.models.base.interleave`. W is 64, or the next power of two if a text is longer,
-  but at most T. R is rounded up to a multiple of a third of the square root of the number of texts,
-  because R varies in proportion to this square root. Batches therefore have few different shapes.
+  but at most T. R is rounded up to a multiple of about a third of sqrt(N) for N texts per slice.
+  The spread of R over batches is proportional to sqrt(N), so batches have few different shapes.
 
   T must not change afterwards. `input_pipeline.trim_padding` cuts nothing from a packed batch,
   because the padding of `packing` is not 0.

@@ -399,9 +399,9 @@ def load(
 
 
 def with_params(checkpoint: epath.Path, params: Any) -> Encoder:
-  """Returns `load(checkpoint)`, but takes the parameters from `params` instead of the files.
+  """Loads an encoder as `load(checkpoint)` does, but uses `params` instead of reading the arrays.
 
-  `params` may contain the parameters of additional heads.
+  `params` may also contain the parameters of additional heads.
   """
   assets, _ = _run_assets(pathlib.Path(checkpoint))
   params = {name: params[name] for name in _shapes(assets.network)}

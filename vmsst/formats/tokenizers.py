@@ -544,6 +544,7 @@ def read(
 
   Returns:
     The tokenizer and the settings. The tokenizer is None if the folder has no `tokenizer.json`.
+    Later calls return the same tokenizer, so do not modify it.
 
   Raises:
     InputError: If a file is damaged, or this library does not support a setting. The message names

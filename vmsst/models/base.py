@@ -117,17 +117,18 @@ class BitextModel(abc.ABC):
   def loss_of_vectors(
     self, params: Any, vector_BRS: Float[Array, "B R S"], batch: Batch
   ) -> tuple[jax.Array, Metrics]:
-    """Returns the mean loss over pairs, and metrics, for texts that are already encoded.
+    """Returns the loss of the whole encoder, and metrics, for texts that are already encoded.
 
     Args:
       params: Network parameters; used only by heads on top of the vectors.
-      vector_BRS: Vectors of each row's source, target and any hard negatives.
+      vector_BRS: Vectors of each row's source, target and any hard negatives, before any
+        normalization.
       batch: The batch, as for `loss_fn`.
 
     Raises:
-      NotImplementedError: If the loss depends on more than these vectors.
+      NotImplementedError: If this loss does not depend on the texts through their vectors alone.
     """
-    raise NotImplementedError(f"the loss of {type(self).__name__} depends on more than vectors")
+    raise NotImplementedError(f"{type(self).__name__} has no loss that depends only on vectors")
 
   def eval_fn(self, params: Any, batch: Batch) -> tuple[jax.Array, Metrics]:
     """Returns the loss and metrics of `loss_fn`, computed without dropout."""

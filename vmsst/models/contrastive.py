@@ -154,9 +154,10 @@ class InBatchNegativesModel(vector_losses.VectorLossModel):
 class ContrastiveModel(InBatchNegativesModel):
   """One encoder for both sides, trained to score translations above other sentences in the batch.
 
-  Hard negatives that contain only padding are ignored. With `mask_duplicates`, a source ignores
-  hard negatives that equal a text in its own pair or in a pair that shares a text with its own
-  pair.
+  Batches may contain hard negatives in the feature `negatives` (int32, [B, K, U]): K wrong targets
+  for each source. The encoder encodes these sentences as well as both sides of each pair. Hard
+  negatives that contain only padding are ignored. With `mask_duplicates`, a source ignores hard
+  negatives that equal a text in its own pair or in a pair that shares a text with its own pair.
 
   Attributes:
     network: Encoder for both sides.
@@ -166,7 +167,9 @@ class ContrastiveModel(InBatchNegativesModel):
 
   network: sentence_encoder.SentenceEncoder
 
-  def loss_of_vectors(
+  _TEXTS = ("inputs", "targets", "negatives")
+
+  def vector_loss(
     self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the mean contrastive loss over pairs, and metrics.

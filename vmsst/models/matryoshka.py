@@ -137,5 +137,5 @@ class LayersModel(base.BitextModel):
   def loss_of_vectors(
     self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the loss and metrics of the full encoder."""
+    """Returns the loss and metrics of the encoder with all layers."""
     return self.model.loss_of_vectors(params, vector_BRS, batch)

@@ -48,7 +48,7 @@ class SimilarityModel(vector_losses.VectorLossModel):
     """Whether the loss ranks the pairs in a batch."""
     return self.loss == "cosent"
 
-  def loss_of_vectors(
+  def vector_loss(
     self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
   ) -> tuple[jax.Array, base.Metrics]:
     """Returns the loss of the batch, and metrics.

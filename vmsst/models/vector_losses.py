@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import jax
+from jaxtyping import Array, Float
 
 from vmsst import errors
+from vmsst.losses import contrastive
 from vmsst.models import base, gradient_caching, matryoshka
 from vmsst.networks import sentence_encoder
 
@@ -15,11 +17,8 @@ from vmsst.networks import sentence_encoder
 class VectorLossModel(base.BitextModel):
   """Encodes the texts in a batch and computes the loss from their vectors.
 
-  Batches may contain hard negatives in the feature `negatives` (int32, [B, K, U]): K wrong targets
-  for each source. They are encoded together with both sides of each pair.
-
-  Subclasses implement `loss_of_vectors`. If the loss has terms that do not depend on the vectors,
-  they replace `loss_fn` instead.
+  A subclass implements `vector_loss`. If its loss has further terms, such as a decoder's loss, it
+  overrides `loss_fn` instead.
 
   Attributes:
     embedding_slices: Number of slices into which gradient caching divides a batch. Memory holds the
@@ -34,6 +33,8 @@ class VectorLossModel(base.BitextModel):
   embedding_slices: int = 1
   matryoshka_dims: Sequence[int] = ()
 
+  _TEXTS: ClassVar[Sequence[str]] = ("inputs", "targets")  # the features to encode
+
   def __post_init__(self) -> None:
     super().__post_init__()
     errors.as_integer("embedding_slices", self.embedding_slices)
@@ -47,10 +48,23 @@ class VectorLossModel(base.BitextModel):
   def loss_fn(
     self, params: Any, batch: base.Batch, dropout_rng: jax.Array | None
   ) -> tuple[jax.Array, base.Metrics]:
-    """Returns the mean loss over pairs, and the metrics of `loss_of_vectors`."""
-    names = ("inputs", "targets", "negatives")
-    tokens_BRT = base.interleave(*(batch[name] for name in names if name in batch))
+    """Returns the mean loss over pairs, and the metrics of `vector_loss`."""
+    tokens_BRT = base.interleave(*(batch[name] for name in self._TEXTS if name in batch))
     vector_BRS = gradient_caching.embed_texts(
       self.network, params, tokens_BRT, batch, slices=self.embedding_slices, rng=dropout_rng
     )
-    return self.loss_of_vectors(params, vector_BRS, batch)
+    return self.vector_loss(params, vector_BRS, batch)
+
+  def vector_loss(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns the mean loss over pairs, and metrics; `vector_BRS` is the network's output."""
+    raise NotImplementedError(f"{type(self).__name__} has no loss that depends only on vectors")
+
+  def loss_of_vectors(
+    self, params: Any, vector_BRS: Float[Array, "B R S"], batch: base.Batch
+  ) -> tuple[jax.Array, base.Metrics]:
+    """Returns `vector_loss`, for vectors that may not be normalized yet."""
+    if getattr(self.network, "normalize", False):
+      vector_BRS = contrastive.unit_rows(vector_BRS)
+    return self.vector_loss(params, vector_BRS, batch)

@@ -457,8 +457,7 @@ class CheckpointManager:
     """Waits until training can overwrite the arrays of the saved train state.
 
     On CPUs, Orbax writes checkpoints from the arrays themselves. If a step donated these arrays
-    earlier, JAX would copy them, which takes longer than waiting and needs memory for a second
-    train state.
+    earlier, JAX would copy them and need memory for a second train state.
 
     Raises:
       InputError: If writing a checkpoint in the background has failed.

@@ -1,5 +1,6 @@
 """Evaluates an encoder on held-out sets during training."""
 
+import dataclasses
 import json
 import math
 import os
@@ -8,6 +9,7 @@ import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from vmsst import arrays, errors, languages
@@ -15,6 +17,7 @@ from vmsst.data import batches, retrieval_sets, tables, training_sets, vocabular
 from vmsst.encoder import encoder as encoder_lib
 from vmsst.evaluation.benchmarks import sts
 from vmsst.evaluation.metrics import retrieval
+from vmsst.networks import sentence_encoder
 from vmsst.search import exact_search
 from vmsst.train import inference, input_pipeline, partitioning
 
@@ -49,10 +52,11 @@ class DevSets:
     between scores and cosines.
   * Retrieval sets: `ndcg@10` and `recall@100`.
 
-  All these metrics are percentages named `METRIC/SET`. An additional metric, `score`, selects the
-  best checkpoint. For the sets in `with_loss`, `loss/SET` is the model's loss on at most 1,000
-  random pairs in batches of `batch_size`; pairs that do not fill a batch are left out. Metrics are
-  also appended to `inference_eval/dev-metrics.jsonl` in the run's folder.
+  These metrics are percentages named `METRIC/SET`. An additional metric, `score`, selects the best
+  checkpoint. For each set in `with_loss`, `loss/SET` is the mean loss over batches of `batch_size`
+  pairs, without an incomplete last batch. It uses at most 1,000 random pairs, which are the same in
+  every evaluation. A set with fewer pairs than a batch forms one batch. All metrics are also
+  appended to `inference_eval/dev-metrics.jsonl` in the run's folder.
 
   Args:
     sets: Held-out sets by name, from `finetuning.open_dev_sets`. Their texts include the prompts.
@@ -108,14 +112,19 @@ class DevSets:
       # with copies of a row would take the most time.
       count, devices = len(self._tokens), self._partitioner.mesh.shape["data"]
       size = math.ceil(count / math.ceil(count / _BATCH) / devices) * devices
-      self._embed = inference.get_array_fn(
-        self._model.score_batch, size, train_state_axes, self._partitioner
-      )
-      self._loss = self._partitioner.partition(
-        self._model.loss_of_vectors,
-        in_axis_resources=(train_state_axes.params, None, None),
-        out_axis_resources=None,
-      )
+      # The metrics and the loss do not need normalized vectors.
+      encoder = dataclasses.replace(self._model.sentence_encoder, normalize=False, parent=None)
+
+      def embed(params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+        return sentence_encoder.embed(encoder, params, batch["inputs"])
+
+      self._embed = inference.get_array_fn(embed, size, train_state_axes, self._partitioner)
+      if any(dev.pairs for dev in self._sets.values()):
+        self._loss = self._partitioner.partition(
+          self._model.loss_of_vectors,
+          in_axis_resources=(train_state_axes.params, None, None),
+          out_axis_resources=None,
+        )
     vectors = self._by_set(self._embed({"inputs": self._tokens}, train_state))
     metrics = self._metrics(vectors)
     for name, dev in self._sets.items():
@@ -163,11 +172,12 @@ class DevSets:
 def _pairs(table: tables.TextTable, tokenize: Callable[..., Any], has_loss: bool) -> _Texts:
   """Prepares pairs for scoring by retrieval, or by correlation if they have a column `scores`."""
   # Shuffle the rows, because the loss compares neighbors.
-  columns = table.rows(np.random.default_rng(0).permutation(len(table)))
+  order_N = np.random.default_rng(0).permutation(len(table))
+  columns = {name: x for name, x in table.rows(order_N).items() if name != "negatives"}
   texts = (columns["inputs"], columns["targets"])
   features = tokenize(columns)
   tokens = [features[name] for name in tables.SIDES]
-  pairs = input_pipeline.take_rows(features, slice(_LOSS_PAIRS)) if has_loss else {}
+  pairs = tokenize(table.rows(order_N[:_LOSS_PAIRS])) if has_loss else {}
   tokens += [*pairs["negatives"].swapaxes(0, 1)] if "negatives" in pairs else []
 
   def accuracy(source_ND: np.ndarray, target_ND: np.ndarray) -> dict[str, float]:

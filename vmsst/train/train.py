@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -274,7 +275,10 @@ def train(
         evaluate_first = run_eval_before_training
         if checkpoint is not None and (step > 0 or run_eval_before_training):
           # The run may have ended before the evaluation of this step was complete.
-          evaluate_first = is_due(eval_period) and not _was_evaluated(model_dir, step)
+          evaluated = _evaluated_steps(model_dir)
+          is_first = run_eval_before_training and not evaluated
+          evaluate_first = (is_first or is_due(eval_period)) and step not in evaluated
+        # Save first, so that the checkpoint is written during the evaluation.
         if save_period:
           save()
         if evaluate_first or step == total_steps:
@@ -360,11 +364,11 @@ def _stop_on_signal() -> Iterator[_Stop]:
       signal.signal(received, handler)
 
 
-def _was_evaluated(model_dir: str, step: int) -> bool:
-  """Returns whether an earlier process completed the evaluation of a step."""
+def _evaluated_steps(model_dir: str) -> set[int]:
+  """Returns the steps whose evaluation earlier processes completed."""
   path = storage.path(model_dir) / "train" / "metrics.jsonl"
   lines = path.read_text().splitlines() if path.is_file() else []
-  return any(line.startswith(f'{{"step": {step},') and _EVALUATED in line for line in lines)
+  return {json.loads(line)["step"] for line in lines if _EVALUATED in line}
 
 
 def _check_encoder(model: Any, model_dir: str) -> None:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from scipy import stats
 
 from vmsst import errors
@@ -17,20 +18,32 @@ BYTES = vocabularies.ByteVocabulary()
 TABLE_VS = np.random.default_rng(0).normal(size=(BYTES.size, 8)).astype(np.float32)
 
 
-class Sums:
-  """Embeds a text as the sum of its tokens' vectors; trains with margins to hard negatives."""
+class Sums(nn.Module):
+  """Embeds a text as the sum of its tokens' vectors."""
 
-  max_length = 16
+  normalize: bool = True
+
+  @nn.compact
+  def __call__(self, tokens_BT, deterministic):
+    table_VS = self.param("table", nn.initializers.zeros, TABLE_VS.shape)
+    sum_BS = jnp.sum(jnp.where((tokens_BT != 0)[:, :, None], table_VS[tokens_BT], 0.0), axis=1)
+    return jnp.zeros_like(sum_BS) if self.normalize else sum_BS
+
+
+class Model:
+  """A model without a loss."""
+
+  max_length, sentence_encoder = 16, Sums()
+
+
+class Margins(Model):
+  """Trains with margins to hard negatives."""
 
   def loss_of_vectors(self, params, vector_BRS, batch):
     score_BR = jnp.einsum("BS,BRS->BR", vector_BRS[:, 0], vector_BRS[:, 1:])
     is_text_BK = (batch["negatives"] != 0).any(axis=2)
     worst_B = jnp.max(jnp.where(is_text_BK, score_BR[:, 1:], -jnp.inf), axis=1)
-    return jnp.mean(worst_B - score_BR[:, 0]) + params[0, 0], {}
-
-  def score_batch(self, params, batch):
-    mask_BT1 = (batch["inputs"] != 0)[:, :, None]
-    return jnp.sum(jnp.where(mask_BT1, params[batch["inputs"]], 0.0), axis=1)
+    return jnp.mean(worst_B - score_BR[:, 0]) + params["table"][0, 0], {}
 
 
 def embed(texts):
@@ -50,7 +63,7 @@ def open_pairs(data, **options):
   return training_sets.open_set("x", training_sets.TrainingSet(data, **options))
 
 
-STATE = types.SimpleNamespace(params=jnp.array(TABLE_VS), flax_mutables={}, step=3)
+STATE = types.SimpleNamespace(params={"table": jnp.array(TABLE_VS)}, flax_mutables={}, step=3)
 AXES = types.SimpleNamespace(params=jax.sharding.PartitionSpec(), flax_mutables={})
 
 
@@ -70,7 +83,7 @@ def test_metrics_of_three_kinds_of_sets(tmp_path):
     "graded": open_pairs(graded),
     "questions": questions.with_prompts("q ", ""),
   }
-  arguments = (sets, Sums(), BYTES, partitioner, tmp_path)
+  arguments = (sets, Model(), BYTES, partitioner, tmp_path)
   evaluator = dev_sets.DevSets(*arguments)
   metrics = evaluator.evaluate(STATE, AXES)[dev_sets.TASK]
 
@@ -105,7 +118,7 @@ def test_the_loss_is_averaged_over_batches_with_hard_negatives(tmp_path, batch_s
   sets = {"mined": open_pairs(rows), "pairs": open_pairs([row[:2] for row in rows])}
   partitioner = partitioning.PjitPartitioner(num_partitions=1)
   evaluator = dev_sets.DevSets(
-    sets, Sums(), BYTES, partitioner, tmp_path, with_loss=["mined"], batch_size=batch_size
+    sets, Margins(), BYTES, partitioner, tmp_path, with_loss=["mined"], batch_size=batch_size
   )
   metrics = evaluator.evaluate(STATE, AXES)[dev_sets.TASK]
   losses = []

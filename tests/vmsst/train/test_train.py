@@ -51,6 +51,32 @@ def test_sigterm_writes_a_checkpoint_and_the_next_run_resumes(tmp_path):
   toy_runs.assert_same(uninterrupted.state_dict(), resumed.state_dict())
 
 
+@pytest.mark.parametrize("interrupted", [5, 8])
+def test_an_interrupted_evaluation_is_repeated(tmp_path, interrupted):
+  toy_runs.run(tmp_path / "first", total_steps=5)
+  steps = []
+
+  class Evaluator:
+    def evaluate(self, train_state, train_state_axes):
+      steps.append(int(train_state.step))
+      if steps == [*range(5, interrupted, 3), interrupted]:
+        raise KeyboardInterrupt
+      return {"toy": {"score": 1.0}}
+
+  restore = toy_runs.restoring(tmp_path / "first" / "checkpoint_5")
+  options = {
+    "checkpoint_cfg": toy_runs.saving(4, restore=restore),
+    "evaluator": Evaluator(),
+    "run_eval_before_training": True,
+  }
+  with pytest.raises(KeyboardInterrupt):
+    toy_runs.run(tmp_path / "run", **options)
+  toy_runs.run(tmp_path / "run", **options)
+  expected = [5, 8, 12]
+  expected.insert(expected.index(interrupted), interrupted)
+  assert steps == expected
+
+
 def test_a_failed_restart_changes_nothing(tmp_path):
   toy_runs.run(tmp_path / "run", total_steps=2)
   before = killed_commands.contents(tmp_path)
