@@ -60,7 +60,7 @@ class DevSets:
 
   Args:
     sets: Held-out sets by name, from `finetuning.open_dev_sets`. Their texts include the prompts.
-    model: The model. For a loss, it must have the method `loss_of_vectors`.
+    model: The model. For a loss, it must be a model of this library that has `loss_of_vectors`.
     vocabulary: Vocabulary to tokenize the texts with. It must not add another prompt.
     partitioner: Provides the device mesh.
     folder: The run's folder.
@@ -112,19 +112,15 @@ class DevSets:
       # with copies of a row would take the most time.
       count, devices = len(self._tokens), self._partitioner.mesh.shape["data"]
       size = math.ceil(count / math.ceil(count / _BATCH) / devices) * devices
-      # The metrics and the loss do not need normalized vectors.
-      encoder = dataclasses.replace(self._model.sentence_encoder, normalize=False, parent=None)
-
-      def embed(params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-        return sentence_encoder.embed(encoder, params, batch["inputs"])
-
-      self._embed = inference.get_array_fn(embed, size, train_state_axes, self._partitioner)
+      embed = self._model.score_batch
       if any(dev.pairs for dev in self._sets.values()):
+        embed = self._unnormalized  # The metrics are the same for normalized vectors.
         self._loss = self._partitioner.partition(
           self._model.loss_of_vectors,
           in_axis_resources=(train_state_axes.params, None, None),
           out_axis_resources=None,
         )
+      self._embed = inference.get_array_fn(embed, size, train_state_axes, self._partitioner)
     vectors = self._by_set(self._embed({"inputs": self._tokens}, train_state))
     metrics = self._metrics(vectors)
     for name, dev in self._sets.items():
@@ -139,6 +135,11 @@ class DevSets:
     """Returns the metrics of an encoder that uses the model's vocabulary."""
     ids = [row_T[row_T != arrays.PAD_ID].tolist() for row_T in self._tokens]
     return self._metrics(self._by_set(encoder.encode_ids(ids)))
+
+  def _unnormalized(self, params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the vectors of the texts in `inputs` before normalization."""
+    encoder = dataclasses.replace(self._model.sentence_encoder, normalize=False, parent=None)
+    return sentence_encoder.embed(encoder, params, batch["inputs"])
 
   def _by_set(self, vector_NS: np.ndarray) -> dict[str, list[np.ndarray]]:
     """Returns the vectors of each list of texts in each set."""

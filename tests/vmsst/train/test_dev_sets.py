@@ -12,6 +12,7 @@ from scipy import stats
 
 from vmsst import errors
 from vmsst.data import retrieval_sets, training_sets, vocabularies
+from vmsst.networks import sentence_encoder
 from vmsst.train import dev_sets, partitioning
 
 BYTES = vocabularies.ByteVocabulary()
@@ -33,11 +34,16 @@ class Sums(nn.Module):
 class Model:
   """A model without a loss."""
 
-  max_length, sentence_encoder = 16, Sums()
+  max_length = 16
+
+  def score_batch(self, params, batch):
+    return sentence_encoder.embed(Sums(normalize=False), params, batch["inputs"])
 
 
 class Margins(Model):
-  """Trains with margins to hard negatives."""
+  """Trains with margins to hard negatives, with vectors before normalization."""
+
+  sentence_encoder = Sums()
 
   def loss_of_vectors(self, params, vector_BRS, batch):
     score_BR = jnp.einsum("BS,BRS->BR", vector_BRS[:, 0], vector_BRS[:, 1:])
