@@ -215,6 +215,7 @@ TESTED_IN = {
   "vmsst.models.gradient_caching": "vmsst/models/test_contrastive.py",
   "vmsst.models.matryoshka": "vmsst/models/test_contrastive.py",
   "vmsst.models.objectives": "vmsst/test_finetuning.py",
+  "vmsst.models.vector_losses": "runs/test_every_model.py",
   "vmsst.networks.static": "vmsst/formats/test_static.py",
   "vmsst.opus.card": "vmsst/opus/test_builder.py",
   "vmsst.paths": "launch/test_main.py",
