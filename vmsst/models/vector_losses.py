@@ -1,4 +1,4 @@
-"""Base class for models whose loss depends on a text only through the text's vector."""
+"""Base class for models that compute their loss from the vectors of the texts."""
 
 import dataclasses
 from collections.abc import Sequence

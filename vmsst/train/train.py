@@ -365,7 +365,7 @@ def _stop_on_signal() -> Iterator[_Stop]:
 
 
 def _evaluated_steps(model_dir: str) -> set[int]:
-  """Returns the steps whose evaluation earlier processes completed."""
+  """Returns the steps with an evaluation that an earlier process completed."""
   path = storage.path(model_dir) / "train" / "metrics.jsonl"
   lines = path.read_text().splitlines() if path.is_file() else []
   return {json.loads(line)["step"] for line in lines if _EVALUATED in line}
