@@ -6,6 +6,7 @@ reads and writes every word five times. This module computes threefry in one exp
 each word once.
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -50,6 +51,7 @@ class Dropout(nn.Module):
     return jnp.where(is_kept, x / (1 - dropped / _LEVELS), jnp.zeros_like(x))
 
 
+@functools.partial(jax.jit, static_argnums=1)
 def random_levels(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns independent, uniformly distributed integers from 0 to 2^16 - 1, as uint32."""
   axis = max(len(shape) - 2, 0)
