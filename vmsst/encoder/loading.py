@@ -274,8 +274,10 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   else:
     opened = tensors.open_file(pathlib.Path(parameters))
     saved = {name: tensor.read() for name, tensor in opened.items()}
+  tokens_BT = jnp.zeros((1, 1), jnp.int32)
+  shapes: Any = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)
   sources = {}
-  for name, leaf in traverse_util.flatten_dict(_shapes(network), sep="/").items():
+  for name, leaf in traverse_util.flatten_dict(shapes["params"], sep="/").items():
     source = tensors.find(name, leaf.shape, saved)
     if source is None or source.shape(saved) != leaf.shape:
       shape = "is missing" if source is None else f"has shape {source.shape(saved)}"
@@ -297,13 +299,6 @@ def restore_params(parameters: epath.Path, network: Any) -> Any:
   return traverse_util.unflatten_dict(
     {name: source.make(arrays) for name, source in sources.items()}, sep="/"
   )
-
-
-def _shapes(network: Any) -> Mapping[str, Any]:
-  """Returns the shapes of a network's parameters as a tree."""
-  tokens_BT = jnp.zeros((1, 1), jnp.int32)
-  shapes: Mapping[str, Any] = jax.eval_shape(network.init, jax.random.key(0), tokens_BT)["params"]
-  return shapes
 
 
 def write(
@@ -404,7 +399,8 @@ def with_params(checkpoint: epath.Path, params: Any) -> Encoder:
   `params` may also contain the parameters of additional heads.
   """
   assets, _ = _run_assets(pathlib.Path(checkpoint))
-  params = {name: params[name] for name in _shapes(assets.network)}
+  names = {"token_embedder", "encoder", *assets.network.layers}
+  params = {name: value for name, value in params.items() if name in names}
   saved = SavedEncoder(os.fspath(checkpoint), assets, assets.network, params)
   return _new_encoder(saved, assets.network, backend=backends.fastest(assets.network))
 
