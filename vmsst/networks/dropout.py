@@ -51,6 +51,7 @@ class Dropout(nn.Module):
     return jnp.where(is_kept, x / (1 - dropped / _LEVELS), jnp.zeros_like(x))
 
 
+# Jitted, so that JAX traces threefry's many operations only once per shape.
 @functools.partial(jax.jit, static_argnums=1)
 def random_levels(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns independent, uniformly distributed integers from 0 to 2^16 - 1, as uint32."""

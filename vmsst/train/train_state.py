@@ -168,11 +168,10 @@ class TrainStateInitializer:
       variables = init_fn(rng=rng, input_shapes=input_shapes, input_types=input_types)
       return TrainState.create(optimizer_def, variables)
 
-    # Jitted, so that all methods share one trace.
-    self._initialize = jax.jit(initialize, inline=True)
+    self._initialize = initialize
     self._partitioner = partitioner
     with partitioner.context():
-      self.global_train_state_shape = jax.eval_shape(self._initialize, jax.random.PRNGKey(0))
+      self.global_train_state_shape = jax.eval_shape(initialize, jax.random.PRNGKey(0))
     self.train_state_axes = partitioner.get_mesh_axes(self.global_train_state_shape)
 
   def from_scratch(self, init_rng: jax.Array) -> Any:

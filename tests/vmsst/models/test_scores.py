@@ -107,7 +107,7 @@ def test_a_missing_negative_changes_nothing_but_the_number_of_negatives():
   for one, other in zip(
     value_and_gradient(model, fewer), value_and_gradient(model, padded), strict=True
   ):
-    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
 def test_terms_add_up_and_scores_need_negatives():
